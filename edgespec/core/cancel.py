@@ -1,0 +1,47 @@
+"""A way to stop work from another thread, down to the inside of a device call."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+
+from edgespec.core.errors import Cancelled
+
+
+class CancelToken:
+    """Set once, from any thread. Engines that can interrupt a running device call `watch` it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._set = False
+        self._watchers: list[Callable[[], None]] = []
+
+    @property
+    def cancelled(self) -> bool:
+        return self._set
+
+    def cancel(self) -> None:
+        with self._lock:
+            self._set = True
+            watchers = tuple(self._watchers)
+            for watcher in watchers:
+                watcher()
+
+    def check(self) -> None:
+        """Raise Cancelled if the token is set."""
+        if self._set:
+            raise Cancelled("cancelled by the caller")
+
+    @contextmanager
+    def watch(self, interrupt: Callable[[], None]) -> Generator[None]:
+        """Call `interrupt` (from the cancelling thread) if the token is set while the block runs."""
+        with self._lock:
+            if self._set:
+                raise Cancelled("cancelled by the caller")
+            self._watchers.append(interrupt)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._watchers.remove(interrupt)

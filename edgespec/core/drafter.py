@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from edgespec.core.cancel import CancelToken
+from edgespec.core.draft import Draft
+from edgespec.core.sampling import Sampling
+from edgespec.core.verdict import Outcome
+
+
+class Drafter(Protocol):
+    """Guesses; never decides. Owns its own cache and keeps it in step through `observe`."""
+
+    @property
+    def name(self) -> str: ...
+
+    def start(self, prompt_ids: Sequence[int], *, sampling: Sampling, cancel: CancelToken | None = None) -> None:
+        """A new answer begins after these tokens. Called again for every answer; may reuse what it has already read."""
+        ...
+
+    def next_entropy(self) -> float | None:
+        """Entropy in nats of the law the first guess would be drawn from, or None if there is no such law (fixed guesses).
+
+        Asked only when the policy `wants_entropy`; work done here is kept for the `propose` that follows.
+        """
+        ...
+
+    def propose(self, max_tokens: int, rng: np.random.Generator) -> Draft:
+        """At most `max_tokens` nodes; fewer, or none, is always allowed."""
+        ...
+
+    def observe(self, outcome: Outcome) -> None: ...
+    def close(self) -> None: ...

@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from edgespec.core.device import DeviceProfile, PowerThermalState
+from edgespec.core.plan import Knobs, Plan
+from edgespec.core.trace import RoundTrace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundState:
+    """What is true as the round begins. `room` is the most draft nodes that could still be delivered."""
+
+    context_len: int
+    room: int
+    drafter: str = ""
+    draft_entropy: float | None = None  # nats; only when the policy wants it and the drafter has a law
+    power: PowerThermalState | None = None
+
+
+class Policy(Protocol):
+    """Plans; pure. Time and randomness enter only as data, so the same history always gives the same plan."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def wants_entropy(self) -> bool: ...
+    def __call__(self, history: Sequence[RoundTrace], state: RoundState, profile: DeviceProfile, knobs: Knobs) -> Plan: ...

@@ -1,0 +1,35 @@
+"""One record per round: the scheduler's memory, the profiler's JSONL line, the tests' evidence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundTrace:
+    """Times in milliseconds of wall clock. `planned` is what the policy allowed, `drafted` the nodes scored, `kept` those accepted,
+    `emitted` the tokens delivered. `overhead_ms` is the part of `round_ms` spent outside engine and drafter calls."""
+
+    round: int
+    context_len: int  # tokens committed to the target's cache before the round
+    drafter: str
+    planned: int
+    drafted: int
+    kept: int
+    emitted: int
+    rows: int  # rows the target scored
+    plan_ms: float = 0.0
+    draft_ms: float = 0.0
+    verify_ms: float = 0.0  # the target's forward pass
+    judge_ms: float = 0.0
+    commit_ms: float = 0.0
+    round_ms: float = 0.0
+    host_bytes_copied: int = 0
+    entropy_nats: float | None = None
+    energy_mj: float | None = None
+    thermal: str | None = None
+    reason: str = ""
+
+    @property
+    def overhead_ms(self) -> float:
+        return max(0.0, self.round_ms - self.draft_ms - self.verify_ms)

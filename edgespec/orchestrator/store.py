@@ -1,0 +1,1 @@
+"""Model packages on disk: find, list, verify, install under a lock."""

@@ -1,0 +1,1 @@
+"""Text in, text out: tokenizers, chat templates, incremental detokenising, stop strings."""
