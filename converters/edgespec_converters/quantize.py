@@ -95,11 +95,11 @@ def exact(stored: StoredTensor) -> Quantized | None:
     packed: UInt8 = stored.data.reshape(rows, columns // 32, -1)  # [N, K/32, 2 bytes of float16 scale + codes]
     scales = np.ascontiguousarray(packed[:, :, :2]).view(np.float16)[:, :, 0].astype(np.float32)
     if stored.kind == "Q8_0":
-        codes = packed[:, :, 2:] ^ np.uint8(0x80)  # two's complement to offset binary
-        return Quantized(np.ascontiguousarray(codes).reshape(rows, columns), scales, None, 8)
+        codes: UInt8 = np.bitwise_xor(packed[:, :, 2:], 0x80, dtype=np.uint8)  # two's complement to offset binary
+        return Quantized(codes.reshape(rows, columns), scales, None, 8)
     nibbles = packed[:, :, 2:]  # byte i: column i in the low half, column i + 16 in the high half
-    codes = np.concatenate([nibbles & 0x0F, nibbles >> 4], axis=-1)
-    return Quantized(codes.reshape(rows, columns), scales, None, 4)
+    columns_in_order: UInt8 = np.concatenate([np.bitwise_and(nibbles, 0x0F), np.right_shift(nibbles, 4)], axis=-1, dtype=np.uint8)
+    return Quantized(columns_in_order.reshape(rows, columns), scales, None, 4)
 
 
 def quantize_tensor(checkpoint: Checkpoint, name: str, format: Format) -> Quantized:
