@@ -12,7 +12,7 @@ from edgespec.drafting.ngram import NgramDrafter
 from edgespec.drafting.none import NoDrafter
 from edgespec.verification.match import MatchVerifier
 from edgespec.verification.rejection import RejectionVerifier
-from tests.helpers.rounds import run_ids, run_rounds
+from tests.helpers.toyloop import run_ids, run_rounds
 from tests.helpers.toys import AdversaryDrafter, TreeDrafter, fixed_dist, toy_draft, toy_lm
 
 

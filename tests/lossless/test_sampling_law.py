@@ -16,7 +16,7 @@ from edgespec.drafting.ngram import NgramDrafter
 from edgespec.drafting.none import NoDrafter
 from edgespec.verification.match import MatchVerifier
 from edgespec.verification.rejection import RejectionVerifier
-from tests.helpers.rounds import run_ids, run_rounds
+from tests.helpers.toyloop import run_ids, run_rounds
 from tests.helpers.toys import FIXED_DRAFT, FIXED_TARGET, AdversaryDrafter, ToyEngine, TreeDrafter, fixed_dist, hashed_logits
 
 V, TRIALS, TOKENS = 4, 4000, 3
