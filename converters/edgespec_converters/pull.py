@@ -113,11 +113,13 @@ def _package_name(text: str) -> str:
 
 def _present(name: str, notify: Callable[[str], None]) -> Package | None:
     """The installed package, if it is whole."""
-    damaged: list[ArtifactError] = []
-    packages = store.list_packages(lambda found, error: damaged.append(error) if found == name else None)
-    for error in damaged:
+    if not store.is_installed(name):
+        return None
+    try:
+        return store.find_package(name)
+    except ArtifactError as error:
         notify(f"replacing a damaged package: {error}")
-    return next((package for package in packages if package.path.name == name), None)
+        return None
 
 
 def _check_terms(origin: Origin, accept_terms: Callable[[Entry], bool] | None) -> None:

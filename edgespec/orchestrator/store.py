@@ -72,7 +72,7 @@ def find_package(name_or_path: str | Path) -> Package:
     """
     text = str(name_or_path)
     if isinstance(name_or_path, Path) or _looks_like_path(text):
-        return _open_at(Path(text).expanduser(), mend=f"copy or convert {text} again")
+        return _open_at(Path(text).expanduser())
     if text.startswith("hf:"):
         raise ArtifactError(f"{text} is not in the store under this name; run `edgespec pull {text}` and use the name that it prints")
     check_name(text)
@@ -80,6 +80,11 @@ def find_package(name_or_path: str | Path) -> Package:
     if package is None:
         raise ArtifactError(f"no model {text!r} in the store {home()} (installed: {_present()}); run `edgespec pull {text}`")
     return package
+
+
+def is_installed(name: str) -> bool:
+    """Whether the store holds a package of this name, be it whole or damaged."""
+    return name in _names()
 
 
 def list_packages(on_damaged: Callable[[str, ArtifactError], None] | None = None) -> list[Package]:
@@ -94,12 +99,13 @@ def list_packages(on_damaged: Callable[[str, ArtifactError], None] | None = None
     return found
 
 
-def open_package(folder: Path, *, mend: str = "convert or pull the model again") -> Package:
+def open_package(folder: Path) -> Package:
     """The package in `folder`, its manifest read and the size of every file checked.
 
-    `mend` ends the message of the ArtifactError raised for anything damaged. Raises FileNotFoundError if there is no folder.
+    Raises ArtifactError for anything damaged, naming it and the command that mends it; FileNotFoundError if there is no folder.
     """
-    manifest = Manifest.from_json(_read_manifest(folder, mend), where=str(folder / MANIFEST))
+    manifest = Manifest.from_json(_read_manifest(folder), where=str(folder / MANIFEST))
+    mend = _mend(manifest)
     for relative, record in _records(manifest):
         _check_file(folder, relative, record, mend)
     return Package(folder, manifest)
@@ -107,7 +113,7 @@ def open_package(folder: Path, *, mend: str = "convert or pull the model again")
 
 def verify(package: Package, progress: Callable[[int, int], None] | None = None) -> None:
     """Compare every byte with the manifest's sha256. `progress` gets (bytes read, bytes in all). Raises ArtifactError."""
-    mend = f"run `edgespec pull {package.name} --force`"
+    mend = _mend(package.manifest)
     records = list(package.records())
     total = sum(record.nbytes for _, record in records)
     done = 0
@@ -139,7 +145,7 @@ def _find_installed(name: str) -> Package | None:
             return None
         before = _inode(folder)
         try:
-            return open_package(folder, mend=f"run `edgespec pull {name} --force`")
+            return open_package(folder)
         except (FileNotFoundError, ArtifactError):
             if _inode(folder) == before:
                 raise
@@ -152,17 +158,21 @@ def _inode(folder: Path) -> int | None:
         return None
 
 
-def _open_at(folder: Path, *, mend: str) -> Package:
+def _open_at(folder: Path) -> Package:
     if folder.is_file():
         raise ArtifactError(f"{folder} is a file, not a package folder; run `edgespec pull {folder}` to convert it")
     if not (folder / MANIFEST).is_file():
         what = "holds no manifest.json" if folder.is_dir() else "does not exist"
         raise ArtifactError(f"{folder} {what}; a model is a name from `edgespec models` or a folder that edgespec converted")
-    return open_package(folder, mend=mend)
+    return open_package(folder)
 
 
-def _read_manifest(folder: Path, mend: str) -> str:
-    path = folder / MANIFEST
+def _mend(manifest: Manifest) -> str:
+    return f"run `edgespec pull {manifest.source.get('pull', manifest.name)} --force`"
+
+
+def _read_manifest(folder: Path) -> str:
+    path, mend = folder / MANIFEST, f"run `edgespec pull {folder.name} --force`"
     info = _plain_file(folder, MANIFEST, mend)
     if info.st_size > _MANIFEST_LIMIT_BYTES:
         raise ArtifactError(f"{path} has {info.st_size} bytes, a manifest has less than {_MANIFEST_LIMIT_BYTES}; {mend}")
