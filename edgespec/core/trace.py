@@ -8,7 +8,7 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundTrace:
     """Times in milliseconds of wall clock. `planned` is what the policy allowed, `drafted` the nodes scored, `kept` those accepted,
-    `emitted` the tokens delivered. `overhead_ms` is the part of `round_ms` spent outside engine and drafter calls."""
+    `emitted` the tokens delivered. `overhead_ms` is the part of `round_ms` spent outside engine calls, the target's or the drafter's."""
 
     round: int
     context_len: int  # tokens committed to the target's cache before the round
@@ -19,7 +19,8 @@ class RoundTrace:
     emitted: int
     rows: int  # rows the target scored
     plan_ms: float = 0.0
-    draft_ms: float = 0.0
+    draft_ms: float = 0.0  # the drafter, its own engine calls included
+    draft_engine_ms: float = 0.0  # of which in engine calls
     verify_ms: float = 0.0  # the target's forward pass
     judge_ms: float = 0.0
     commit_ms: float = 0.0
@@ -32,4 +33,4 @@ class RoundTrace:
 
     @property
     def overhead_ms(self) -> float:
-        return max(0.0, self.round_ms - self.draft_ms - self.verify_ms)
+        return max(0.0, self.round_ms - self.draft_engine_ms - self.verify_ms)
