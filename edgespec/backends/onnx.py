@@ -1,84 +1,91 @@
-"""ONNX Runtime on a CPU: integer matmuls, KV written in place in NumPy memory, logits read where the library left them.
-
-The graph and its inputs are described in `edgespec_converters.targets.onnx`. Everything a pass needs is bound once per shape
-(rows, scored rows, features) and sequence; a pass then only rewrites a few integers. Chains and trees take the same path through
-the same graph: a chain's bias is zero, so its rows have the same bits however many are scored together.
-"""
+"""ONNX Runtime as a backend: finding it, loading an artifact, choosing threads. The engine itself is in `onnx_engine`."""
 
 from __future__ import annotations
 
 import os
-import threading
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any
 
-import numpy as np
 import psutil
-from numpy.typing import NDArray
 
-from edgespec.core.cancel import CancelToken
-from edgespec.core.decoder import DecoderConfig
-from edgespec.core.draft import ancestor_mask, depths, is_chain
-from edgespec.core.engine import Capabilities, ModelSpec, Scores, TokenBatch, check_batch, check_path
-from edgespec.core.errors import ArtifactError, CapabilityError, ContractError, DeviceError
+from edgespec.backends.onnx_engine import OnnxEngine, library_errors
+from edgespec.core.engine import ModelSpec
+from edgespec.core.errors import ArtifactError, CapabilityError
 from edgespec.core.manifest import Artifact, Manifest
-from edgespec.core.scores import Float32, HostLogits, Int32
 
 _GRAPH_FILE = "model.onnx"
-_MIN_VERSION = (1, 32)  # GroupQueryAttention with query_seqlens
-_MASKED = np.finfo(np.float32).min
-_MAX_BOUND_SHAPES = 64
-_ERRORS_ONLY, _FATAL_ONLY = 3, 4  # ONNX Runtime's log levels; a cancelled run is no error of ours
+_OLDEST = (1, 32)  # GroupQueryAttention with query_seqlens
+_ERRORS_ONLY = 3  # log level
 
 
-class OnnxCache:
-    """Keys and values of one sequence: float32 [2 · layers, 1, kv heads, capacity + 1, head_dim], layer i at 2 i and 2 i + 1.
+class OnnxBackend:
+    name = "onnx"
+    artifact_engines = ("onnx",)
 
-    The last row is spare: attention writes one row more than it was given. `host_bytes_copied` counts what committing a side
-    branch moves; nothing else is ever copied.
-    """
+    def why_not(self) -> str | None:
+        if find_spec("onnxruntime") is None:
+            return "onnxruntime is not installed; run: pip install onnxruntime"
+        try:
+            import onnxruntime
+        except ImportError as error:
+            return f"onnxruntime does not load here: {error}"
+        version: str = onnxruntime.__version__
+        if tuple(int(part) for part in version.split(".")[:2]) < _OLDEST:
+            return f"onnxruntime {version} is too old; run: pip install -U 'onnxruntime>={_OLDEST[0]}.{_OLDEST[1]}'"
+        return None
 
-    def __init__(self, owner: OnnxEngine, config: DecoderConfig, capacity: int) -> None:
-        self.owner = owner
-        self.kv: Float32 = np.zeros((2 * config.layers, 1, config.kv_heads, capacity + 1, config.head_dim), np.float32)
-        self.steps = _Steps(owner, self.kv)
-        self.pending: Int32 | None = None  # parents of the last batch's rows
-        self._length = 0
-        self._copied = 0
+    def describe(self) -> str:
+        """One line for `doctor`; needs `why_not()` to be None."""
+        import onnxruntime
 
-    @property
-    def length(self) -> int:
-        return self._length
+        return f"ONNX Runtime {onnxruntime.__version__}, CPU, {default_threads()} threads"
 
-    @property
-    def capacity(self) -> int:
-        return self.kv.shape[3] - 1
+    def load(self, package: Path, manifest: Manifest, artifact: Artifact, *, threads: int | None = None) -> OnnxEngine:
+        if reason := self.why_not():
+            raise CapabilityError(reason)
+        import onnxruntime
 
-    @property
-    def nbytes(self) -> int:
-        return self.kv.nbytes
+        _check_files(package, manifest, artifact)
+        options: Any = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads or default_threads()
+        options.log_severity_level = _ERRORS_ONLY
+        # Idle workers spin for the next operator within a pass, which the small ones need; between passes they must not take the
+        # processor from a draft engine or from Python.
+        options.add_session_config_entry("session.force_spinning_stop", "1")
+        path = package / artifact.folder / _GRAPH_FILE
+        try:
+            session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        except library_errors() as error:
+            raise ArtifactError(f"ONNX Runtime cannot load {path}: {error}; convert or pull {manifest.name} again") from error
+        decoder = manifest.decoder
+        spec = ModelSpec(
+            name=manifest.name,
+            vocab_size=manifest.vocab_size,
+            vocab_digest=manifest.vocab_digest,
+            max_context=decoder.max_context,
+            layers=decoder.layers,
+            hidden=decoder.hidden,
+            weight_bytes=artifact.weight_bytes,
+            kv_bytes_per_token=decoder.kv_bytes_per_token(),
+        )
+        return OnnxEngine(session, onnxruntime, spec, decoder, width_invariant=artifact.width_invariant)
 
-    @property
-    def host_bytes_copied(self) -> int:
-        return self._copied
 
-    def commit(self, nodes: Sequence[int]) -> None:
-        check_path(nodes, self.pending)
-        in_place = next((i for i, node in enumerate(nodes) if node != i), len(nodes))
-        if moved := len(nodes) - in_place:
-            start, end = self._length + in_place, self._length + len(nodes)
-            rows = self._length + np.asarray(nodes[in_place:])
-            self.kv[:, :, :, start:end] = self.kv[:, :, :, rows]
-            self._copied += moved * (self.nbytes // self.kv.shape[3])
-        self._length += len(nodes)
-        self.pending = None
+BACKEND = OnnxBackend()
 
-    def truncate(self, length: int) -> None:
-        if not 0 <= length <= self._length:
-            raise ValueError(f"cannot truncate to {length}: {self._length} tokens are committed")
-        self._length = length
-        self.pending = None
+
+def default_threads() -> int:
+    """Physical cores this process may use: hyper-threads only take turns in the same arithmetic units."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(usable, psutil.cpu_count(logical=False) or usable))
+
+
+def _check_files(package: Path, manifest: Manifest, artifact: Artifact) -> None:
+    """The library would map a file that was cut short and crash on the first touch of what is missing."""
+    for name, record in artifact.files.items():
+        path = package / name
+        found = path.stat().st_size if path.is_file() else None
+        if found != record.nbytes:
+            what = "is missing" if found is None else f"has {found} bytes instead of {record.nbytes}"
+            raise ArtifactError(f"{path} {what}; convert or pull {manifest.name} again")

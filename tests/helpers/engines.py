@@ -7,11 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgespec_converters.checkpoint import MemoryCheckpoint
+from edgespec_converters.recipes import Format, Recipe
+from edgespec_converters.targets.onnx import write as write_onnx
 
+from edgespec.backends.onnx import BACKEND as ONNX
 from edgespec.backends.reference import BACKEND as REFERENCE
 from edgespec.backends.reference import ReferenceEngine
 from edgespec.core.backend import Backend
 from edgespec.core.engine import Engine
+from edgespec.core.manifest import Artifact, Manifest, TokenizerSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,4 +43,26 @@ def make_reference(checkpoint: MemoryCheckpoint, folder: Path) -> Engine:
     )
 
 
-ENGINES = (EngineCase(name="reference", backend=REFERENCE, make=make_reference, atol=0.0, atol_reference=0.0),)
+def tiny_manifest(checkpoint: MemoryCheckpoint, artifact: Artifact) -> Manifest:
+    tokenizer = TokenizerSpec(kind="tokenizers", file="tokenizer.json", add_bos=False, bos_id=None, stop_ids=(0,))
+    return Manifest(
+        name=checkpoint.name,
+        decoder=checkpoint.config,
+        vocab_size=checkpoint.tokenizer.vocab_size,
+        vocab_digest="tiny",
+        tokenizer=tokenizer,
+        files={},
+        artifacts=(artifact,),
+    )
+
+
+def make_onnx(checkpoint: MemoryCheckpoint, folder: Path, recipe: Recipe | None = None) -> Engine:
+    recipe = recipe or Recipe("float32", Format(32))
+    artifact = write_onnx(checkpoint, recipe, folder / f"onnx-{recipe.name}", vocab_size=checkpoint.tokenizer.vocab_size)
+    return ONNX.load(folder, tiny_manifest(checkpoint, artifact), artifact)
+
+
+ENGINES = (
+    EngineCase(name="reference", backend=REFERENCE, make=make_reference, atol=0.0, atol_reference=0.0),
+    EngineCase(name="onnx", backend=ONNX, make=make_onnx, atol=1e-5, atol_reference=1e-4),
+)

@@ -201,7 +201,7 @@ class _Decoder:
 
     def _layer(self, layer: int, normed: str, hidden: str, following: str, out: str) -> tuple[str, str]:
         """The next layer's normed input, and the residual stream by the name `out`."""
-        c, g, p = self._config, self._graph, f"model.layers.{layer}."
+        c, p = self._config, f"model.layers.{layer}."
         attention = self._attention(layer, normed)
         if c.post_norms:
             attention = self._norm(p + "post_attention_layernorm.weight", attention)
@@ -296,7 +296,9 @@ class _Decoder:
         return self._graph.node("MatMulNBits", [x, codes, scales, *optional], [out], domain=_MS, **attributes)
 
     def _norm(self, name: str, x: str) -> str:
-        return self._graph.node("SimplifiedLayerNormalization", [x, self._norm_weight(name)], [f"{name}.out"], axis=-1, epsilon=self._config.norm_eps)
+        return self._graph.node(
+            "SimplifiedLayerNormalization", [x, self._norm_weight(name)], [f"{name}.out"], axis=-1, epsilon=self._config.norm_eps
+        )
 
     def _add_norm(self, name: str, x: str, residual: str, out: str) -> tuple[str, str]:
         """norm(x + residual), and x + residual by the name `out`."""
