@@ -242,25 +242,31 @@ class OnnxEngine:
             _mask_windows(step, start, self._config.sliding_window, mask)
         try:
             self._session.run_with_iobinding(step.binding, self._options)
+        except (RuntimeError, *library_errors()) as error:  # the Python layer turns some of its own into RuntimeError
+            raise DeviceError(f"ONNX Runtime failed while running {self._spec.name}: {error}") from error
         finally:
             if mask is not None:
                 nodes[:] = 0
 
-    @contextmanager
-    def _interruptible(self, cancel: CancelToken | None) -> Generator[None]:
-        """Let `cancel` stop the library in the middle of a pass; map its errors."""
-        if cancel is None:
-            with _foreign_errors(self._spec.name):
-                yield
-            return
-        try:
-            with _foreign_errors(self._spec.name, cancel), cancel.watch(self._interrupt):
-                yield
-        finally:
-            self._options.terminate = False  # nobody watches any more
-
     def _interrupt(self) -> None:
         self._options.terminate = True
+
+    @contextmanager
+    def _interruptible(self, cancel: CancelToken | None) -> Generator[None]:
+        """Let `cancel` stop the library in the middle of a pass; one that comes too late for that stops here."""
+        if cancel is None:
+            yield
+            return
+        cancel.check()
+        try:
+            with cancel.watch(self._interrupt):
+                yield
+            cancel.check()
+        except DeviceError:
+            cancel.check()  # then that is why it failed
+            raise
+        finally:
+            self._options.terminate = False  # nobody watches any more
 
 
 def library_errors() -> tuple[type[Exception], ...]:
@@ -268,17 +274,6 @@ def library_errors() -> tuple[type[Exception], ...]:
     from onnxruntime.capi import onnxruntime_pybind11_state as library
 
     return tuple(kind for kind in vars(library).values() if isinstance(kind, type) and issubclass(kind, Exception))
-
-
-@contextmanager
-def _foreign_errors(model: str, cancel: CancelToken | None = None) -> Generator[None]:
-    """Turn ONNX Runtime's exceptions into DeviceError, or into Cancelled if that is why it stopped."""
-    try:
-        yield
-    except library_errors() as error:
-        if cancel is not None:
-            cancel.check()
-        raise DeviceError(f"ONNX Runtime failed while running {model}: {error}") from error
 
 
 def _mask_windows(step: _Step, start: int, window: int, mask: NDArray[np.bool_] | None) -> None:

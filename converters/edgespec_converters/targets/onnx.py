@@ -47,6 +47,7 @@ _INLINE_BYTES = 1024  # smaller constants stay in the graph
 _PAGE_BYTES = 4096
 _OPSET, _IR = 21, 10
 _MS = "com.microsoft"
+_FUSED_ROTATION_MULTIPLE = 16  # head sizes that GroupQueryAttention rotates itself
 _INT8_ACCUMULATION = 4  # accuracy_level: activations are quantised to 8 bits per block; anything else is several times slower
 
 Progress = Callable[[int, int], None]  # (tensors done, tensors in all)
@@ -228,15 +229,22 @@ class _Decoder:
         return self._project([p + "o_proj.weight"], real, p + "o")
 
     def _mix(self, layer: int, qkv: list[str], p: str) -> str:
+        """Rotate q and k, append k and v to the cache, attend."""
         c, g = self._config, self._graph
-        attributes: dict[str, Any] = {"num_heads": c.heads, "kv_num_heads": c.kv_heads, "scale": c.scale, "do_rotary": 1}
         cos, sin = self._rope(layer)
-        # Inputs 11 to 15 (sinks, scales of a quantised cache, norms) are left out. A sliding layer's window lies in its bias: the
-        # operator's own window counts rows, which in a tree are not positions.
+        rotation = [cos, sin, "position_ids"]
+        if c.head_dim % _FUSED_ROTATION_MULTIPLE:
+            for i, heads in ((0, c.heads), (1, c.kv_heads)):
+                inputs = [qkv[i], "position_ids", cos, sin]
+                qkv[i] = g.node("RotaryEmbedding", inputs, [f"{qkv[i]}.rotated"], domain=_MS, num_heads=heads)
+            rotation = ["", "", ""]
+        # A sliding layer's window lies in its bias: the operator's own window counts rows, which in a tree are not positions.
         bias = "attention_bias" if c.window(layer) is None else "window_bias"
-        inputs = [*qkv, f"past_key.{layer}", f"past_value.{layer}", "seqlens_k", "total_sequence_length", cos, sin, "position_ids", bias]
+        inputs = [*qkv, f"past_key.{layer}", f"past_value.{layer}", "seqlens_k", "total_sequence_length", *rotation, bias]
+        inputs += [""] * 5 + ["query_seqlens"]  # no sinks, no scales of a quantised cache, no norms
         outputs = [p + "mixed", f"present_key.{layer}", f"present_value.{layer}"]
-        return g.node("GroupQueryAttention", [*inputs, "", "", "", "", "", "query_seqlens"], outputs, domain=_MS, **attributes)
+        attributes = {"num_heads": c.heads, "kv_num_heads": c.kv_heads, "scale": c.scale, "do_rotary": int(rotation[0] != "")}
+        return g.node("GroupQueryAttention", inputs, outputs, domain=_MS, **attributes)
 
     def _mlp(self, p: str, normed: str) -> str:
         c, g = self._config, self._graph
