@@ -17,6 +17,16 @@ class Drafter(Protocol):
     @property
     def name(self) -> str: ...
 
+    @property
+    def engine_ms(self) -> float:
+        """Wall time spent inside engine calls so far, ever growing; 0 for drafters without a model."""
+        ...
+
+    @property
+    def wants_features(self) -> bool:
+        """Whether `observe` needs the target's hidden states."""
+        ...
+
     def start(self, prompt_ids: Sequence[int], *, sampling: Sampling, cancel: CancelToken | None = None) -> None:
         """A new answer begins after these tokens. Called again for every answer; may reuse what it has already read."""
         ...

@@ -15,7 +15,6 @@ import numpy as np
 
 from edgespec.core.scores import Float32, Float64
 
-_NO_BIAS: Mapping[int, float] = MappingProxyType({})
 _PARTIAL = 1024  # candidates sorted before top-p falls back to sorting the whole vocabulary
 
 
@@ -35,7 +34,7 @@ class Sampling:
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    bias: Mapping[int, float] = field(default=_NO_BIAS)
+    bias: Mapping[int, float] = field(default_factory=dict[int, float])
     seed: int | None = None
     logprobs: int | None = None
 

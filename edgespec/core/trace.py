@@ -8,7 +8,8 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundTrace:
     """Times in milliseconds of wall clock. `planned` is what the policy allowed, `drafted` the nodes scored, `kept` those accepted,
-    `emitted` the tokens delivered. `overhead_ms` is the part of `round_ms` spent outside engine and drafter calls."""
+    `emitted` the tokens delivered. `round_ms` runs from planning to committing, `text_ms` is what turning the tokens into text took
+    after it. `overhead_ms` is the part of both that was spent outside engine calls, the target's or the drafter's."""
 
     round: int
     context_len: int  # tokens committed to the target's cache before the round
@@ -19,11 +20,13 @@ class RoundTrace:
     emitted: int
     rows: int  # rows the target scored
     plan_ms: float = 0.0
-    draft_ms: float = 0.0
+    draft_ms: float = 0.0  # the drafter, its own engine calls included
+    draft_engine_ms: float = 0.0  # of which in engine calls
     verify_ms: float = 0.0  # the target's forward pass
     judge_ms: float = 0.0
     commit_ms: float = 0.0
     round_ms: float = 0.0
+    text_ms: float = 0.0
     host_bytes_copied: int = 0
     entropy_nats: float | None = None
     energy_mj: float | None = None
@@ -32,4 +35,4 @@ class RoundTrace:
 
     @property
     def overhead_ms(self) -> float:
-        return max(0.0, self.round_ms - self.draft_ms - self.verify_ms)
+        return max(0.0, self.round_ms + self.text_ms - self.draft_engine_ms - self.verify_ms)

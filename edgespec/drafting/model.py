@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import perf_counter
+
+import numpy as np
+
+from edgespec.core.cancel import CancelToken
+from edgespec.core.draft import Draft, common_prefix
+from edgespec.core.engine import Engine, TokenBatch
+from edgespec.core.sampling import Sampling, SamplingState, draw, log_softmax
+from edgespec.core.scores import Float32, LogProbs
+from edgespec.core.verdict import Outcome
+
+_PREFILL_ROWS = 256
+
+
+class ModelDrafter:
+    """Draws a chain from a smaller engine with its own cache, through the same `normalise` as the target.
+
+    The cache may run ahead of the answer by the guesses the engine has read; `observe` takes back what was refused. When the
+    engine's context is full it stops guessing, so the cost per round stays bounded.
+    """
+
+    name = "model"
+    wants_features = False
+
+    def __init__(self, engine: Engine, *, capacity: int | None = None) -> None:
+        self._engine = engine
+        self._cache = engine.new_cache(min(capacity or engine.spec.max_context, engine.spec.max_context))
+        self._known: list[int] = []  # every token of the answer so far
+        self._read: list[int] = []  # what the cache holds; a prefix of _known between rounds
+        self._next: Float32 | None = None  # logits [V] after all of _known, once asked for
+        self._state = SamplingState(Sampling())
+        self._cancel: CancelToken | None = None
+        self.engine_ms = 0.0
+
+    def start(self, prompt_ids: Sequence[int], *, sampling: Sampling, cancel: CancelToken | None = None) -> None:
+        self._known = [int(t) for t in prompt_ids]
+        self._keep(min(common_prefix(self._read, self._known), len(self._known) - 1))
+        self._next = None
+        self._state = SamplingState.after(sampling, self._known)
+        self._cancel = cancel
+
+    def next_entropy(self) -> float | None:
+        if self._room() <= 0:
+            return None
+        logits = self._logits_after_known()
+        law = log_softmax(logits) if self._state.sampling.greedy else self._state.law(logits)
+        p = np.exp(law.astype(np.float64))
+        return float(-(p[p > 0] * law[p > 0]).sum())
+
+    def propose(self, max_tokens: int, rng: np.random.Generator) -> Draft:
+        guesses, laws = list[int](), list[Float32]()
+        logits: Float32 | None = None
+        for _ in range(min(max_tokens, self._room())):
+            logits = self._logits_after_known() if logits is None else self._forward(guesses[-1:])
+            if not np.isfinite(logits.max()):
+                break  # a damaged draft must not poison the judge; the target carries on alone
+            if self._state.sampling.greedy:
+                guesses.append(self._state.best(logits, guesses))
+            else:
+                laws.append(self._state.law(logits, guesses))
+                guesses.append(draw(np.exp(laws[-1].astype(np.float64)), rng))
+        q = LogProbs(np.stack(laws)) if laws else None
+        return Draft.chain(guesses, context_len=len(self._known), q=q, source=self.name)
+
+    def observe(self, outcome: Outcome) -> None:
+        tokens = outcome.verdict.tokens(outcome.draft)
+        n_known = len(self._known)
+        self._known += tokens
+        self._state.extend(tokens)
+        self._next = None
+        # Guesses read ahead stand behind the n_known tokens; those that were kept are a prefix of the new tokens.
+        self._keep(min(len(self._read), n_known + len(outcome.verdict.kept)))
+
+    def close(self) -> None:
+        self._known, self._read = [], []
+        self._cache.truncate(0)
+
+    def _room(self) -> int:
+        """Guesses that fit: all of them but the last are fed."""
+        return self._cache.capacity - len(self._known) + 1
+
+    def _logits_after_known(self) -> Float32:
+        if self._next is None:
+            unread = self._known[len(self._read) :]
+            while len(unread) > _PREFILL_ROWS:
+                self._forward(unread[:_PREFILL_ROWS], scored=0)
+                unread = unread[_PREFILL_ROWS:]
+            self._next = self._forward(unread)
+        return self._next
+
+    def _forward(self, token_ids: Sequence[int], *, scored: int = 1) -> Float32:
+        """Read and keep these tokens; logits [V] after the last one (empty when none are scored)."""
+        began = perf_counter()
+        (scores,) = self._engine.forward([(TokenBatch.chain(token_ids, scored=scored), self._cache)], cancel=self._cancel)
+        self._cache.commit(range(len(token_ids)))
+        self._read += token_ids
+        row = np.array(scores.logits.row(0)) if scored else np.empty(0, np.float32)
+        self.engine_ms += (perf_counter() - began) * 1e3
+        return row
+
+    def _keep(self, length: int) -> None:
+        if length < len(self._read):
+            self._cache.truncate(length)
+            del self._read[length:]

@@ -1,0 +1,69 @@
+"""Prompt lookup: what followed the last time these tokens stood here (Saxena 2023; Yang et al. 2023, arXiv:2304.04487)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from edgespec.core.cancel import CancelToken
+from edgespec.core.draft import Draft
+from edgespec.core.sampling import Sampling
+from edgespec.core.verdict import Outcome
+
+
+class NgramDrafter:
+    """Looks up the longest of the last `max_n` … `min_n` tokens that occurred before, latest occurrence first.
+
+    An index from n-gram to the position behind its last occurrence makes a lookup cost `max_n` dictionary reads, however long
+    the context. A guess that runs past the end of the context goes on inside itself, so periodic text is continued.
+    """
+
+    name = "ngram"
+    engine_ms = 0.0
+    wants_features = False
+
+    def __init__(self, *, min_n: int = 2, max_n: int = 5) -> None:
+        if not 1 <= min_n <= max_n:
+            raise ValueError(f"n-gram sizes need 1 <= min_n <= max_n, got {min_n} and {max_n}")
+        self._sizes = range(max_n, min_n - 1, -1)
+        self._known: list[int] = []
+        self._behind: dict[tuple[int, ...], int] = {}  # n-gram -> index of the token that followed it last
+
+    def start(self, prompt_ids: Sequence[int], *, sampling: Sampling, cancel: CancelToken | None = None) -> None:
+        if list(prompt_ids[: len(self._known)]) != self._known:
+            self._known, self._behind = [], {}
+        self._extend(prompt_ids[len(self._known) :])
+
+    def next_entropy(self) -> float | None:
+        return None
+
+    def propose(self, max_tokens: int, rng: np.random.Generator) -> Draft:
+        guess: list[int] = []
+        start = self._lookup()
+        if start is not None:
+            known = self._known
+            for i in range(start, start + max_tokens):
+                guess.append(known[i] if i < len(known) else guess[i - len(known)])
+        return Draft.chain(guess, context_len=len(self._known), source=self.name)
+
+    def observe(self, outcome: Outcome) -> None:
+        self._extend(outcome.verdict.tokens(outcome.draft))
+
+    def close(self) -> None:
+        pass
+
+    def _lookup(self) -> int | None:
+        known = self._known
+        for n in self._sizes:
+            if n < len(known) and (at := self._behind.get(tuple(known[-n:]))) is not None:
+                return at
+        return None
+
+    def _extend(self, token_ids: Sequence[int]) -> None:
+        known = self._known
+        for token in token_ids:
+            for n in self._sizes:
+                if n <= len(known):
+                    self._behind[tuple(known[-n:])] = len(known)
+            known.append(int(token))

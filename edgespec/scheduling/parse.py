@@ -1,0 +1,22 @@
+"""Policies by the names that people type."""
+
+from __future__ import annotations
+
+from edgespec.core.policy import Policy
+from edgespec.scheduling.entropy import EntropyPolicy
+from edgespec.scheduling.fixed import FixedPolicy
+from edgespec.scheduling.window import WindowPolicy
+
+KNOWN = "fixed:N (N >= 0), window, entropy"
+
+
+def parse_policy(text: str) -> Policy:
+    """A fresh policy, e.g. of "fixed:4". ValueError names what is known."""
+    name, _, argument = text.strip().partition(":")
+    if name == "fixed" and argument.isascii() and argument.isdigit():
+        return FixedPolicy(int(argument))
+    if name == "window" and not argument:
+        return WindowPolicy()
+    if name == "entropy" and not argument:
+        return EntropyPolicy()
+    raise ValueError(f"unknown policy {text!r}; known policies: {KNOWN}")
