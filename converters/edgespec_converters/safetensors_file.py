@@ -78,7 +78,7 @@ class _Shard:
     def add(self, name: str, array: NDArray[Any]) -> None:
         end = self.data_bytes + array.nbytes
         self.entries[name] = {"dtype": _DTYPES[array.dtype], "shape": list(array.shape), "data_offsets": [self.data_bytes, end]}
-        self._file.write(memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8)))
+        self._file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
         self.data_bytes = end
 
     def close(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,7 +31,7 @@ class MlxBackend:
         import mlx.core as mx
 
         unit = "Metal" if mx.metal.is_available() else "the CPU (for correctness, slow)"
-        return f"MLX {mx.__version__} on {unit}, {mx.device_info().get('device_name', 'unknown device')}"
+        return f"MLX {importlib.metadata.version('mlx')} on {unit}, {mx.device_info().get('device_name', 'unknown device')}"
 
     def load(self, package: Path, manifest: Manifest, artifact: Artifact, *, threads: int | None = None) -> MlxEngine:
         """See `mlx_load.load`. CapabilityError for a number of threads: MLX chooses that itself."""

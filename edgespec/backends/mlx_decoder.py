@@ -194,10 +194,7 @@ class Positions:
         if self._chain and not bound:
             return first, "causal"
         committed = self.length - first
-        if self._ancestors is None:
-            ancestors = mx.tri(self.n, self.n, dtype=mx.bool_)
-        else:
-            ancestors = mx.array(self._ancestors)
+        ancestors = mx.tri(self.n, self.n, dtype=mx.bool_) if self._ancestors is None else mx.array(self._ancestors.tolist())
         mask = mx.concatenate([mx.ones((self.n, committed), dtype=mx.bool_), ancestors], axis=1)
         if window is None or not bound:
             return first, mask

@@ -105,7 +105,7 @@ class MlxCache:
         config, dtype = self._engine.decoder.config, self._engine.decoder.dtype
         for arrays in (self.keys, self.values):
             more = [mx.zeros((1, config.kv_heads, grown - self._rows, config.head_dim), dtype=dtype) for _ in range(config.layers)]
-            arrays[:] = [mx.concatenate(pair, axis=2) for pair in zip(arrays, more, strict=True)] if arrays else more
+            arrays[:] = [mx.concatenate([old, new], axis=2) for old, new in zip(arrays, more, strict=True)] if arrays else more
         mx.eval(self.keys, self.values)
         self._rows = grown
 
@@ -223,7 +223,9 @@ class MlxEngine:
 
     def _own(self, cache: Cache) -> MlxCache:
         if not isinstance(cache, MlxCache) or cache.engine is not self:
-            raise ContractError(f"{self._spec.name} got another engine's {type(cache).__name__}; caches stay with the engine that made them")
+            raise ContractError(
+                f"{self._spec.name} got another engine's {type(cache).__name__}; caches stay with the engine that made them"
+            )
         return cache
 
 

@@ -98,7 +98,7 @@ class _Tensors:
 
     def __init__(self, checkpoint: Checkpoint, recipe: Recipe, writer: ShardedWriter) -> None:
         self._checkpoint, self._recipe, self._writer = checkpoint, recipe, writer
-        self.half = _float_kind(checkpoint, recipe)
+        self.half: FloatKind = _float_kind(checkpoint, recipe)
         self.settings: dict[str, dict[str, int] | None] = {}  # per layer; None: a matrix left unquantised
         self.exceptions: dict[str, str] = {}
         self.nbytes: dict[str, int] = {}
@@ -150,15 +150,17 @@ class _Tensors:
         self.nbytes[name] = sum(array.nbytes for array in parts.values())
 
     def _sixteen(self, name: str) -> FloatKind:
-        kind = self._checkpoint.stored(name).kind
-        return kind if kind in ("F16", "BF16") else self.half
+        """What the source has if that is a 16-bit float, so that the values stay exact."""
+        kinds: dict[str, FloatKind] = {"F16": "F16", "BF16": "BF16"}
+        return kinds.get(self._checkpoint.stored(name).kind, self.half)
 
 
 def _float_kind(checkpoint: Checkpoint, recipe: Recipe) -> FloatKind:
     """The type of scales, biases and vectors; see the module's docstring."""
     if recipe.default.bits == 32:
         return "F32"
-    return "BF16" if checkpoint.config.family == "gemma3" or checkpoint.stored(_EMBEDDING).kind == "BF16" else "F16"
+    bfloat16 = checkpoint.config.family == "gemma3" or checkpoint.stored(_EMBEDDING).kind == "BF16"
+    return "BF16" if bfloat16 else "F16"
 
 
 def _losses(values: NDArray[Any], stored: NDArray[Any]) -> tuple[int, int]:
