@@ -22,7 +22,7 @@ from edgespec.backends.mlx_decoder import Decoder, Positions
 from edgespec.core.cancel import CancelToken
 from edgespec.core.engine import Cache, Capabilities, ModelSpec, Scores, TokenBatch, check_batch, check_path
 from edgespec.core.errors import ContractError, DeviceError
-from edgespec.core.scores import Float32, Int32
+from edgespec.core.scores import Float32, HostLogits, Int32
 
 KV_STEP = 256  # rows a cache grows by, at least
 LONG_BATCH = 64  # rows from which a pass is worth cutting at its layers, so that a cancel acts inside it
@@ -31,27 +31,27 @@ _DEVICE = threading.Lock()
 
 
 class MlxLogits:
-    """float32 [n, V] on the device, already computed."""
+    """`values` float32 [n, V] on the device, `best` uint32 [n]; evaluated before anyone asks."""
 
     def __init__(self, engine: MlxEngine, values: mx.array, best: mx.array) -> None:
-        self._engine, self._values, self._best = engine, values, best
+        self._engine, self.values, self.best = engine, values, best
 
     def __len__(self) -> int:
-        return self._values.shape[0]
+        return self.values.shape[0]
 
     def argmax(self) -> Int32:
         """MLX breaks ties for the lowest id."""
-        return np.asarray(self._best).astype(np.int32)
+        return np.asarray(self.best).astype(np.int32)
 
     def gather(self, ids: Int32) -> Float32:
         with self._engine.device():
-            found = mx.take_along_axis(self._values, mx.array(ids.astype(np.int32))[:, None], axis=1)[:, 0]
+            found = mx.take_along_axis(self.values, mx.array(ids.astype(np.int32))[:, None], axis=1)[:, 0]
             mx.eval(found)
         return np.array(found)
 
     def row(self, i: int) -> Float32:
         """A view of MLX's memory."""
-        return np.asarray(self._values)[i]
+        return np.asarray(self.values)[i]
 
 
 class MlxCache:
@@ -191,13 +191,17 @@ class MlxEngine:
                 cancel.check()
             cache.reserve(cache.length + len(batch))
             x = self._hidden(batch, cache, cancel)[0]  # [n, hidden]
-            logits = self.decoder.logits(x[len(batch) - batch.n_scored :])
-            # Nearly every judge asks for it, and a second trip to the device costs more than the search.
-            best = mx.argmax(logits, axis=-1)
             hidden = x.astype(mx.float32) if features else None
-            mx.eval(logits, best, cache.keys, cache.values, *([] if hidden is None else [hidden]))
+            logits = self._logits(x[len(batch) - batch.n_scored :]) if batch.n_scored else None
+            wanted = [] if logits is None else [logits.values, logits.best]
+            mx.eval(wanted, cache.keys, cache.values, hidden)
         cache.hold(batch.parents)
-        return Scores(MlxLogits(self, logits, best), hidden)
+        return Scores(HostLogits(np.empty((0, self._spec.vocab_size), np.float32)) if logits is None else logits, hidden)
+
+    def _logits(self, x: mx.array) -> MlxLogits:
+        """Not yet evaluated. Nearly every judge asks for the best ids, and a second trip to the device costs more than their search."""
+        values = self.decoder.logits(x)
+        return MlxLogits(self, values, mx.argmax(values, axis=-1))
 
     def _hidden(self, batch: TokenBatch, cache: MlxCache, cancel: CancelToken | None) -> mx.array:
         """[1, n, hidden] before the final norm. A kernel that runs cannot be stopped, but there need not be a next one."""
