@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgespec_converters.checkpoint import MemoryCheckpoint
+from edgespec_converters.targets import mlx as mlx_target
 
+from edgespec.backends.mlx import BACKEND as MLX
 from edgespec.backends.reference import BACKEND as REFERENCE
 from edgespec.backends.reference import ReferenceEngine
 from edgespec.core.backend import Backend
 from edgespec.core.engine import Engine
+from tests.helpers.packages import write_package
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,4 +42,12 @@ def make_reference(checkpoint: MemoryCheckpoint, folder: Path) -> Engine:
     )
 
 
-ENGINES = (EngineCase(name="reference", backend=REFERENCE, make=make_reference, atol=0.0, atol_reference=0.0),)
+def make_mlx(checkpoint: MemoryCheckpoint, folder: Path) -> Engine:
+    manifest = write_package(mlx_target, checkpoint, folder, "float32")
+    return MLX.load(folder, manifest, manifest.artifacts[0])
+
+
+ENGINES = (
+    EngineCase(name="reference", backend=REFERENCE, make=make_reference, atol=0.0, atol_reference=0.0),
+    EngineCase(name="mlx", backend=MLX, make=make_mlx, atol=1e-4, atol_reference=1e-4),
+)
