@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgespec_converters.checkpoint import MemoryCheckpoint
+from edgespec_converters.recipes import Recipe
 from edgespec_converters.targets import mlx as mlx_target
+from edgespec_converters.targets import onnx as onnx_target
 
 from edgespec.backends.mlx import BACKEND as MLX
+from edgespec.backends.onnx import BACKEND as ONNX
 from edgespec.backends.reference import BACKEND as REFERENCE
 from edgespec.backends.reference import ReferenceEngine
 from edgespec.core.backend import Backend
@@ -42,12 +45,18 @@ def make_reference(checkpoint: MemoryCheckpoint, folder: Path) -> Engine:
     )
 
 
-def make_mlx(checkpoint: MemoryCheckpoint, folder: Path) -> Engine:
-    manifest = write_package(mlx_target, checkpoint, folder, "float32")
+def make_mlx(checkpoint: MemoryCheckpoint, folder: Path, recipe: Recipe | str = "float32") -> Engine:
+    manifest = write_package(mlx_target, checkpoint, folder, recipe)
     return MLX.load(folder, manifest, manifest.artifacts[0])
+
+
+def make_onnx(checkpoint: MemoryCheckpoint, folder: Path, recipe: Recipe | str = "float32") -> Engine:
+    manifest = write_package(onnx_target, checkpoint, folder, recipe)
+    return ONNX.load(folder, manifest, manifest.artifacts[0])
 
 
 ENGINES = (
     EngineCase(name="reference", backend=REFERENCE, make=make_reference, atol=0.0, atol_reference=0.0),
     EngineCase(name="mlx", backend=MLX, make=make_mlx, atol=1e-4, atol_reference=1e-4),
+    EngineCase(name="onnx", backend=ONNX, make=make_onnx, atol=1e-5, atol_reference=1e-4),
 )
