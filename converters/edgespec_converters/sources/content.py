@@ -1,0 +1,69 @@
+"""What a file is, by its first bytes: names and extensions are claims, not evidence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, cast
+
+from edgespec.core.errors import ArtifactError
+
+_MAX_JSON_BYTES = 64 << 20
+_SIGNATURES = (
+    (b"GGUF", "a GGUF file"),
+    (b"PK\x03\x04", "a zip archive (PyTorch saves pickles in one)"),
+    (b"version https://git-lfs", "a Git LFS pointer, not the file itself"),
+    (b"<!DOCTYPE", "an HTML page"),
+    (b"<html", "an HTML page"),
+)
+
+
+def describe(path: Path) -> str:
+    """What the file's content looks like, for error messages and for choosing a reader."""
+    with path.open("rb") as file:
+        head = file.read(32)
+    for signature, meaning in _SIGNATURES:
+        if head.startswith(signature):
+            return meaning
+    if len(head) > 1 and head[0] == 0x80 and 2 <= head[1] <= 5:
+        return "a Python pickle"
+    if len(head) > 8 and head[8:9] == b"{":
+        return "a safetensors file"
+    return "an empty file" if not head else f"a file that begins with {head[:8]!r}"
+
+
+def is_gguf(path: Path) -> bool:
+    return path.is_file() and describe(path) == "a GGUF file"
+
+
+def load_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file. Raises ArtifactError for anything else."""
+    try:
+        size = path.stat().st_size
+        if size > _MAX_JSON_BYTES:
+            raise ArtifactError(f"{path} has {size} bytes, more than the {_MAX_JSON_BYTES} a settings file may have")
+        return parse_object(path.read_bytes(), str(path))
+    except OSError as error:
+        raise ArtifactError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def parse_object(data: bytes, where: str) -> dict[str, Any]:
+    """A JSON object without repeated keys, however deep or malformed `data` is. Raises ArtifactError naming `where`."""
+    try:
+        value = json.loads(data.decode("utf-8"), object_pairs_hook=_unique)
+    except RecursionError as error:
+        raise ArtifactError(f"{where} nests JSON too deeply; it is damaged or hostile") from error
+    except ValueError as error:
+        raise ArtifactError(f"{where} is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ArtifactError(f"{where} holds a JSON {type(value).__name__}, expected an object")
+    return cast(dict[str, Any], value)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    out = dict(pairs)
+    if len(out) < len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
+        raise ValueError(f"key {twice[:80]!r} appears twice")
+    return out
