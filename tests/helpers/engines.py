@@ -7,13 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgespec_converters.checkpoint import MemoryCheckpoint
+from edgespec_converters.recipes import Format, Recipe
 from edgespec_converters.targets import mlx as mlx_target
+from edgespec_converters.targets.onnx import write as write_onnx
 
 from edgespec.backends.mlx import BACKEND as MLX
+from edgespec.backends.onnx import BACKEND as ONNX
 from edgespec.backends.reference import BACKEND as REFERENCE
 from edgespec.backends.reference import ReferenceEngine
 from edgespec.core.backend import Backend
 from edgespec.core.engine import Engine
+from edgespec.core.manifest import Artifact, Manifest, TokenizerSpec
 from tests.helpers.packages import write_package
 
 
@@ -47,7 +51,27 @@ def make_mlx(checkpoint: MemoryCheckpoint, folder: Path) -> Engine:
     return MLX.load(folder, manifest, manifest.artifacts[0])
 
 
+def tiny_manifest(checkpoint: MemoryCheckpoint, artifact: Artifact) -> Manifest:
+    tokenizer = TokenizerSpec(kind="tokenizers", file="tokenizer.json", add_bos=False, bos_id=None, stop_ids=(0,))
+    return Manifest(
+        name=checkpoint.name,
+        decoder=checkpoint.config,
+        vocab_size=checkpoint.tokenizer.vocab_size,
+        vocab_digest="tiny",
+        tokenizer=tokenizer,
+        files={},
+        artifacts=(artifact,),
+    )
+
+
+def make_onnx(checkpoint: MemoryCheckpoint, folder: Path, recipe: Recipe | None = None) -> Engine:
+    recipe = recipe or Recipe("float32", Format(32))
+    artifact = write_onnx(checkpoint, recipe, folder / f"onnx-{recipe.name}", vocab_size=checkpoint.tokenizer.vocab_size)
+    return ONNX.load(folder, tiny_manifest(checkpoint, artifact), artifact)
+
+
 ENGINES = (
     EngineCase(name="reference", backend=REFERENCE, make=make_reference, atol=0.0, atol_reference=0.0),
     EngineCase(name="mlx", backend=MLX, make=make_mlx, atol=1e-4, atol_reference=1e-4),
+    EngineCase(name="onnx", backend=ONNX, make=make_onnx, atol=1e-5, atol_reference=1e-4),
 )

@@ -1,0 +1,91 @@
+"""ONNX Runtime as a backend: finding it, loading an artifact, choosing threads. The engine itself is in `onnx_engine`."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from edgespec.backends.onnx_engine import OnnxEngine, library_errors
+from edgespec.core.engine import ModelSpec
+from edgespec.core.errors import ArtifactError, CapabilityError
+from edgespec.core.manifest import Artifact, Manifest
+
+_GRAPH_FILE = "model.onnx"
+_OLDEST = (1, 32)  # GroupQueryAttention with query_seqlens
+_ERRORS_ONLY = 3  # log level
+
+
+class OnnxBackend:
+    name = "onnx"
+    artifact_engines = ("onnx",)
+
+    def why_not(self) -> str | None:
+        if find_spec("onnxruntime") is None:
+            return "onnxruntime is not installed; run: pip install onnxruntime"
+        try:
+            import onnxruntime
+        except ImportError as error:
+            return f"onnxruntime does not load here: {error}"
+        version: str = onnxruntime.__version__
+        if tuple(int(part) for part in version.split(".")[:2]) < _OLDEST:
+            return f"onnxruntime {version} is too old; run: pip install -U 'onnxruntime>={_OLDEST[0]}.{_OLDEST[1]}'"
+        return None
+
+    def describe(self) -> str:
+        """One line for `doctor`; needs `why_not()` to be None."""
+        import onnxruntime
+
+        return f"ONNX Runtime {onnxruntime.__version__}, CPU, {default_threads()} threads"
+
+    def load(self, package: Path, manifest: Manifest, artifact: Artifact, *, threads: int | None = None) -> OnnxEngine:
+        if reason := self.why_not():
+            raise CapabilityError(reason)
+        import onnxruntime
+
+        _check_files(package, manifest, artifact)
+        options: Any = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads or default_threads()
+        options.log_severity_level = _ERRORS_ONLY
+        # Idle workers spin for the next operator within a pass, which the small ones need; between passes they must not take the
+        # processor from a draft engine or from Python.
+        options.add_session_config_entry("session.force_spinning_stop", "1")
+        path = package / artifact.folder / _GRAPH_FILE
+        try:
+            session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        except library_errors() as error:
+            raise ArtifactError(f"ONNX Runtime cannot load {path}: {error}; convert or pull {manifest.name} again") from error
+        decoder = manifest.decoder
+        spec = ModelSpec(
+            name=manifest.name,
+            vocab_size=manifest.vocab_size,
+            vocab_digest=manifest.vocab_digest,
+            max_context=decoder.max_context,
+            layers=decoder.layers,
+            hidden=decoder.hidden,
+            weight_bytes=artifact.weight_bytes,
+            kv_bytes_per_token=decoder.kv_bytes_per_token(),
+        )
+        return OnnxEngine(session, onnxruntime, spec, decoder, width_invariant=artifact.width_invariant)
+
+
+BACKEND = OnnxBackend()
+
+
+def default_threads() -> int:
+    """Physical cores this process may use: hyper-threads only take turns in the same arithmetic units."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(usable, psutil.cpu_count(logical=False) or usable))
+
+
+def _check_files(package: Path, manifest: Manifest, artifact: Artifact) -> None:
+    """The library would map a file that was cut short and crash on the first touch of what is missing."""
+    for name, record in artifact.files.items():
+        path = package / name
+        found = path.stat().st_size if path.is_file() else None
+        if found != record.nbytes:
+            what = "is missing" if found is None else f"has {found} bytes instead of {record.nbytes}"
+            raise ArtifactError(f"{path} {what}; convert or pull {manifest.name} again")
