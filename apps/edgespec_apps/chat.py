@@ -16,11 +16,13 @@ import typer
 from edgespec_apps.console import complain, ctrl_c, each_in_background, prefill_meter, say, write
 from edgespec_apps.generate import decoded
 from edgespec_apps.options import MaxTokens, ModelOptions, SamplingOptions
-from edgespec_apps.turns import Painter, Tally
+from edgespec_apps.turns import Painter, status
 
 if TYPE_CHECKING:
+    from edgespec.core.chunk import Stats
     from edgespec.core.sampling import Sampling
-    from edgespec.orchestrator.session import Runtime, Session
+    from edgespec.orchestrator.runtime import Runtime
+    from edgespec.orchestrator.session import Session
     from edgespec.orchestrator.text import Message
 
 SCHEMA = "edgespec.chat/1"
@@ -42,7 +44,9 @@ def chat(
     model: ModelOptions,
     sampling: SamplingOptions,
     system: Annotated[str | None, typer.Option("--system", metavar="TEXT", help="System message of the conversation.")] = None,
-    show_drafted: Annotated[bool, typer.Option("--show-drafted", help="Colour the text that was guessed and kept (terminal only).")] = False,
+    show_drafted: Annotated[
+        bool, typer.Option("--show-drafted", help="Colour the text that was guessed and kept (terminal only).")
+    ] = False,
     max_tokens: MaxTokens = 1024,
 ) -> None:
     """Talk with a model. Without a terminal, each line of standard input is one turn."""
@@ -74,7 +78,7 @@ class Conversation:
     show_drafted: bool = False
     terminal: bool = False
     turns: list[Message] = field(default_factory=list)
-    total: Tally = field(default_factory=Tally)
+    answers: list[Stats] = field(default_factory=list)
     _saved: set[Path] = field(default_factory=set)
     _open: ExitStack = field(default_factory=ExitStack)
     _runtime: Runtime = field(init=False)
@@ -119,11 +123,11 @@ class Conversation:
 
     def _answer(self, text: str) -> None:
         from edgespec.core.cancel import CancelToken
+        from edgespec.orchestrator.session import Tally
 
         question: Message = {"role": "user", "content": text}
-        cancel, tally, said = CancelToken(), Tally(), ""
+        cancel, tally = CancelToken(), Tally()
         painter = Painter(self._pieces()) if self.show_drafted and self.terminal else None
-        tally.begin()
         with ctrl_c(cancel.cancel) if self.terminal else _as_it_is():
             for chunk in each_in_background(
                 lambda: self._session.stream(
@@ -137,17 +141,17 @@ class Conversation:
                 cancel=cancel.cancel,
             ):
                 tally.add(chunk)
-                said += chunk.text
                 if painter:
                     sys.stdout.write(painter.paint(chunk))
                     sys.stdout.flush()
                 else:
                     write(chunk.text)
         write("\n")
-        self.total = self.total.plus(tally)
-        say(f"[{tally.line()}{', stopped' if cancel.cancelled else ''}]")
-        if said:
-            self.turns += [question, {"role": "assistant", "content": said}]
+        answer = tally.answer(prompt_tokens=self._session.prompt_tokens)
+        self.answers.append(answer.stats)
+        say(f"[{status([answer.stats])}{', stopped' if answer.finish == 'cancelled' else ''}]")
+        if answer.text:
+            self.turns += [question, {"role": "assistant", "content": answer.text}]
 
     def _pieces(self) -> Callable[[int], str]:
         from edgespec.orchestrator.text import Detokenizer
@@ -159,7 +163,7 @@ class Conversation:
             case "help":
                 say(HELP)
             case "stats":
-                say(f"{self.total.answers} answers, {self.total.line()}" if self.total.answers else "no answers yet")
+                say(f"{len(self.answers)} answers, {status(self.answers)}" if self.answers else "no answers yet")
             case "reset":
                 self.turns.clear()
                 say("conversation forgotten")
@@ -264,6 +268,4 @@ def _terminal_prompt() -> _Prompt:
     def alt_enter(event: KeyPressEvent) -> None:
         event.current_buffer.insert_text("\n")
 
-    return PromptSession[str](
-        "> ", history=FileHistory(str(history)), key_bindings=keys, multiline=True, prompt_continuation="  "
-    )
+    return PromptSession[str]("> ", history=FileHistory(str(history)), key_bindings=keys, multiline=True, prompt_continuation="  ")

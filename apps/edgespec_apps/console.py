@@ -59,6 +59,35 @@ def prefill_meter() -> Callable[[int, int], None] | None:
     return show
 
 
+@contextmanager
+def progress_bar(title: str) -> Generator[Callable[[str, int, int], None]]:
+    """A function of (stage, done, total) that shows how far work has come: bars on a terminal, else one line per stage, on stderr."""
+    if not sys.stderr.isatty():
+        seen: set[str] = set()
+
+        def tell(stage: str, done: int, total: int) -> None:
+            if stage not in seen:
+                seen.add(stage)
+                say(f"{title}: {stage}")
+
+        yield tell
+        return
+
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bars:
+        tasks: dict[str, TaskID] = {}
+
+        def advance(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = bars.add_task(f"{title}: {stage}", total=total)
+            bars.update(tasks[stage], completed=done, total=total)
+
+        yield advance
+
+
 def silence_stdout() -> None:
     """After the reader of a pipe has gone: let the interpreter's own flush at exit go nowhere."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

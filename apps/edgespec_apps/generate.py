@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgespec_apps.console import INTERRUPTED, ctrl_c, each_in_background, in_background, prefill_meter, say, write
+from edgespec_apps.console import INTERRUPTED, ctrl_c, each_in_background, prefill_meter, say, write
 from edgespec_apps.options import AsJson, MaxTokens, ModelOptions, SamplingOptions
 
 if TYPE_CHECKING:
+    from edgespec.core.chunk import Answer
     from edgespec.core.trace import RoundTrace
-    from edgespec.orchestrator.session import Answer, Runtime
+    from edgespec.orchestrator.runtime import Runtime
     from edgespec.orchestrator.text import Message
 
 SCHEMA = "edgespec.generate/1"
@@ -27,7 +28,7 @@ def generate(
     model: ModelOptions,
     sampling: SamplingOptions,
     prompt: Annotated[
-        str | None, typer.Argument(metavar="[PROMPT]", help="What to answer; `-` or nothing reads it from standard input.")
+        str | None, typer.Argument(metavar="PROMPT", help="What to answer; `-` or nothing reads it from standard input.")
     ] = None,
     file: Annotated[Path | None, typer.Option("--file", "-f", metavar="FILE", help="Read the prompt from a UTF-8 file.")] = None,
     system: Annotated[str | None, typer.Option("--system", metavar="TEXT", help="System message before the prompt.")] = None,
@@ -38,12 +39,14 @@ def generate(
         typer.Option("--logprobs", min=0, max=20, metavar="N", help="With --json: log-probabilities, with N alternatives per token."),
     ] = None,
     trace: Annotated[
-        Path | None, typer.Option("--trace", metavar="FILE", help="Write one JSON line per round: what was guessed and kept, and the times.")
+        Path | None,
+        typer.Option("--trace", metavar="FILE", help="Write one JSON line per round: what was guessed and kept, and the times."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Answer one prompt, streaming the text to standard output."""
     from edgespec.core.cancel import CancelToken
+    from edgespec.orchestrator.session import Tally
 
     if logprobs is not None and not as_json:
         raise ValueError("--logprobs shows in the JSON line only; add --json")
@@ -62,20 +65,16 @@ def generate(
         runtime = stack.enter_context(model.load())
         session = stack.enter_context(model.session(runtime))
         stack.enter_context(ctrl_c(cancel.cancel))
-        if as_json:
-            answer = in_background(lambda: session.generate(question, **options), cancel=cancel.cancel)
-            traces, finish = answer.traces, answer.finish
-            print(json.dumps(report(model, runtime, answer)), flush=True)
-        else:
-            traces, finish = [], None
-            for chunk in each_in_background(lambda: session.stream(question, **options), cancel=cancel.cancel):
+        tally = Tally()
+        for chunk in each_in_background(lambda: session.stream(question, **options), cancel=cancel.cancel):
+            tally.add(chunk)
+            if not as_json:
                 write(chunk.text)
-                traces += [chunk.trace] if chunk.trace else []
-                finish = chunk.finish or finish
-            write("\n")
+        answer = tally.answer(prompt_tokens=session.prompt_tokens)
+        print(json.dumps(report(model, runtime, answer)) if as_json else "", flush=True)
         if record:
-            record.writelines(json.dumps(line) + "\n" for line in as_dicts(traces))
-    if finish == "cancelled":
+            record.writelines(json.dumps(line) + "\n" for line in as_dicts(answer.traces))
+    if answer.finish == "cancelled":
         raise typer.Exit(INTERRUPTED)
 
 
@@ -91,7 +90,7 @@ def report(model: ModelOptions, runtime: Runtime, answer: Answer) -> dict[str, A
         "token_ids": list(answer.token_ids),
         "finish": answer.finish,
         "prompt_tokens": answer.prompt_tokens,
-        "stats": asdict(answer.stats),
+        "stats": answer.stats.to_json(),
         "logprobs": [asdict(token) for token in answer.logprobs] if answer.logprobs else None,
         "trace": as_dicts(answer.traces),
     }

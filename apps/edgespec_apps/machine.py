@@ -60,7 +60,9 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def bandwidth_gbs(*, threads: int, buffer_bytes: int | None = None, rounds: int = 5, clock: Callable[[], float] = time.perf_counter) -> float:
+def bandwidth_gbs(
+    *, threads: int, buffer_bytes: int | None = None, rounds: int = 5, clock: Callable[[], float] = time.perf_counter
+) -> float:
     """Memory bandwidth in 10⁹ bytes per second: the best of several sums and copies, on one thread and on `threads`.
 
     A sum reads each byte once; a copy reads and writes it. The buffer is far larger than the caches. Weights are only read, so

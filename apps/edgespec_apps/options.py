@@ -15,7 +15,8 @@ from edgespec_apps.console import in_background, silence_stdout
 
 if TYPE_CHECKING:
     from edgespec.core.sampling import Sampling
-    from edgespec.orchestrator.session import Runtime, Session
+    from edgespec.orchestrator.runtime import Runtime
+    from edgespec.orchestrator.session import Session
 
 DEFAULT_MODEL = "smollm2-135m"
 
@@ -70,13 +71,16 @@ class ModelOptions:
     engine: Annotated[
         EngineName, typer.Option("--engine", help="Library that runs the model; auto takes the best that works.", rich_help_panel=_MODEL)
     ] = EngineName.auto
-    draft_engine: Annotated[
-        EngineName, typer.Option("--draft-engine", help="Library that runs a draft model.", rich_help_panel=_MODEL)
-    ] = EngineName.auto
+    draft_engine: Annotated[EngineName, typer.Option("--draft-engine", help="Library that runs a draft model.", rich_help_panel=_MODEL)] = (
+        EngineName.auto
+    )
     recipe: Annotated[
         str | None,
         typer.Option(
-            "--recipe", metavar="NAME", help="Which of the package's conversions, such as int8 [default: its first].", rich_help_panel=_MODEL
+            "--recipe",
+            metavar="NAME",
+            help="Which of the package's conversions, such as int8 (default: its first).",
+            rich_help_panel=_MODEL,
         ),
     ] = None
     max_context: Annotated[
@@ -85,12 +89,12 @@ class ModelOptions:
             "--max-context",
             min=1,
             metavar="TOKENS",
-            help="Context to reserve memory for [default: chosen from the model].",
+            help="Context to reserve memory for (default: chosen from the model).",
             rich_help_panel=_MODEL,
         ),
     ] = None
     threads: Annotated[
-        int | None, typer.Option("--threads", min=1, metavar="N", help="CPU threads [default: physical cores].", rich_help_panel=_MODEL)
+        int | None, typer.Option("--threads", min=1, metavar="N", help="CPU threads (default: physical cores).", rich_help_panel=_MODEL)
     ] = None
 
     def load(self) -> Runtime:
@@ -148,7 +152,7 @@ class SamplingOptions:
         typer.Option("--bias", metavar="ID=VALUE", help="Added to the score of a token id; repeatable.", rich_help_panel=_SAMPLING),
     ] = None
     seed: Annotated[
-        int | None, typer.Option("--seed", help="Makes a drawn answer repeatable [default: drawn].", rich_help_panel=_SAMPLING)
+        int | None, typer.Option("--seed", help="Makes a drawn answer repeatable (default: drawn).", rich_help_panel=_SAMPLING)
     ] = None
     stop: Annotated[
         list[str] | None,
