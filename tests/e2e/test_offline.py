@@ -8,7 +8,7 @@ import pytest
 from edgespec_converters.registry import DEFAULT
 
 from edgespec.orchestrator import store
-from tests.helpers.packages import write_package
+from tests.helpers.stored import write_package
 from tests.helpers.processes import finish, start
 
 # Python raises this event before it creates, resolves or connects anything. Local pairs (event loops) are no network.
