@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from edgespec_converters import fetch as fetching
-from edgespec_converters.fetch import Unreachable, fetch, fetch_hub
-from edgespec_converters.registry import Entry, HubSource
 from huggingface_hub.utils import filter_repo_objects
 
 from edgespec.core.errors import ArtifactError
+from edgespec_converters import fetch as fetching
+from edgespec_converters.fetch import Unreachable, fetch, fetch_hub
+from edgespec_converters.registry import Entry, HubSource
 from tests.helpers.processes import finish, start
 from tests.helpers.wheels import content_of, copy_wheel, publish, write_wheel
 

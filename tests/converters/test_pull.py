@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from edgespec.core.errors import ArtifactError
+from edgespec.core.manifest import Manifest
+from edgespec.orchestrator import store
 from edgespec_converters import fetch as fetching
 from edgespec_converters import pull as pulling
 from edgespec_converters import registry
 from edgespec_converters.fetch import Progress
 from edgespec_converters.pull import pull, resolve
 from edgespec_converters.registry import Entry
-
-from edgespec.core.errors import ArtifactError
-from edgespec.core.manifest import Manifest
-from edgespec.orchestrator import store
 from tests.helpers.processes import finish, start
 from tests.helpers.stored import write_package
 from tests.helpers.wheels import content_of, copy_wheel, publish

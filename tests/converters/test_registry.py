@@ -3,10 +3,10 @@ from __future__ import annotations
 import re
 
 import pytest
-from edgespec_converters.registry import DEFAULT, entries, lookup
 
 from edgespec.core.errors import ArtifactError
 from edgespec.core.manifest import check_name
+from edgespec_converters.registry import DEFAULT, entries, lookup
 
 
 @pytest.mark.parametrize("entry", entries(), ids=lambda entry: entry.name)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from edgespec_converters.registry import DEFAULT
 
 from edgespec.orchestrator import store
-from tests.helpers.stored import write_package
+from edgespec_converters.registry import DEFAULT
 from tests.helpers.processes import finish, start
+from tests.helpers.stored import write_package
 
 # Python raises this event before it creates, resolves or connects anything. Local pairs (event loops) are no network.
 _GUARD = """
