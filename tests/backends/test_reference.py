@@ -3,7 +3,6 @@ import math
 
 import numpy as np
 import pytest
-from edgespec_converters.quantize import quantize
 from safetensors.numpy import save_file
 
 from edgespec.backends.reference import BACKEND, ReferenceEngine
@@ -12,6 +11,7 @@ from edgespec.core.draft import path_to
 from edgespec.core.engine import TokenBatch
 from edgespec.core.errors import ArtifactError, ContractError
 from edgespec.core.manifest import Artifact, Manifest, TokenizerSpec
+from edgespec_converters.quantize import quantize
 from tests.helpers.tiny import VOCAB_SIZE, tiny_config, tiny_tensors
 
 TOKENS = [5, 9, 2, 7, 7, 1, 30, 12, 4, 3, 21, 60, 8, 8, 17]

@@ -3,7 +3,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from edgespec_converters.convert import convert
 
 from edgespec.backends import reference
 from edgespec.core.decoder import FAMILIES
@@ -12,6 +11,7 @@ from edgespec.core.errors import ArtifactError
 from edgespec.core.manifest import Manifest
 from edgespec.orchestrator import store
 from edgespec.orchestrator.text import Tokenizer
+from edgespec_converters.convert import convert
 from tests.helpers.engines import ENGINES, make_reference
 from tests.helpers.tiny import VOCAB_SIZE, tiny_checkpoint, tiny_config
 

@@ -1,13 +1,13 @@
 import numpy as np
 import pytest
-from edgespec_converters import parity
-from edgespec_converters.parity import WARM_UP, check_gate, compare, engine_logits, streamed_logits
-from edgespec_converters.recipes import Gate
 
 from edgespec.core.decoder import FAMILIES
 from edgespec.core.errors import ArtifactError
 from edgespec.core.manifest import Parity
 from edgespec.orchestrator.text import Tokenizer
+from edgespec_converters import parity
+from edgespec_converters.parity import WARM_UP, check_gate, compare, engine_logits, streamed_logits
+from edgespec_converters.recipes import Gate
 from tests.helpers.engines import make_reference
 from tests.helpers.tiny import tiny_checkpoint, tiny_config, tiny_tokenizer_files
 

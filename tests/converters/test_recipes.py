@@ -1,7 +1,7 @@
 import pytest
-from edgespec_converters.recipes import FLOAT, Format, fit, load_recipe, recipe_names
 
 from edgespec.core.errors import ArtifactError
+from edgespec_converters.recipes import FLOAT, Format, fit, load_recipe, recipe_names
 
 MIXED = """
 name = "mixed"

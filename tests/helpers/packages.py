@@ -6,10 +6,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from edgespec.core.manifest import Manifest, TokenizerSpec
 from edgespec_converters.checkpoint import Checkpoint
 from edgespec_converters.recipes import Recipe, load_recipe
-
-from edgespec.core.manifest import Manifest, TokenizerSpec
 
 
 def write_package(target: ModuleType, checkpoint: Checkpoint, folder: Path, recipe: Recipe | str, **options: Any) -> Manifest:

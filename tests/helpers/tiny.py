@@ -15,11 +15,11 @@ from typing import Any
 import gguf
 import ml_dtypes
 import numpy as np
-from edgespec_converters.checkpoint import MemoryCheckpoint, TokenizerFiles
 from safetensors.numpy import save_file
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from edgespec.core.decoder import DecoderConfig, Family
+from edgespec_converters.checkpoint import MemoryCheckpoint, TokenizerFiles
 
 _FAMILY_DEFAULTS: dict[Family, dict[str, Any]] = {
     "llama": {"layers": 3, "norm_eps": 1e-5},
@@ -299,11 +299,12 @@ def write_gguf(
     *,
     kind: str = "F32",
     settings: Mapping[str, Any] | None = None,
-    extra: Mapping[str, np.ndarray] | None = None,
+    extra: Mapping[str, tuple[np.ndarray, str]] | None = None,
 ) -> Path:
     """`kind`: GGML type of the matrices (F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1); vectors stay F32.
 
-    `settings` adds or overrides hyperparameters by key without the architecture, `extra` adds tensors under GGUF names.
+    `settings` adds or overrides hyperparameters by key without the architecture, `extra` adds tensors by GGUF name, as the
+    file's own bytes and their GGML type.
     """
     writer = gguf.GGUFWriter(path, config.family)
     writer.add_name(f"tiny {config.family}")
@@ -321,8 +322,8 @@ def write_gguf(
             writer.add_tensor(gguf_name(config, name), values)
     if config.rope_scaling is not None and config.rope_scaling.kind == "llama3":
         writer.add_tensor("rope_freqs.weight", _rope_factors(config))
-    for name, values in (extra or {}).items():
-        writer.add_tensor(name, values)
+    for name, (data, data_kind) in (extra or {}).items():
+        writer.add_tensor(name, data, raw_dtype=gguf.GGMLQuantizationType[data_kind])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

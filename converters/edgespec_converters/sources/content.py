@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from edgespec.core.errors import ArtifactError
 
-_MAX_JSON_BYTES = 64 << 20
+_MAX_JSON_BYTES = 16 << 20
 _SIGNATURES = (
     (b"GGUF", "a GGUF file"),
     (b"PK\x03\x04", "a zip archive (PyTorch saves pickles in one)"),
@@ -16,6 +16,7 @@ _SIGNATURES = (
     (b"<!DOCTYPE", "an HTML page"),
     (b"<html", "an HTML page"),
 )
+_PICKLE_PROTOCOLS = (b"\x02", b"\x03", b"\x04", b"\x05")
 
 
 def describe(path: Path) -> str:
@@ -25,9 +26,10 @@ def describe(path: Path) -> str:
     for signature, meaning in _SIGNATURES:
         if head.startswith(signature):
             return meaning
-    if len(head) > 1 and head[0] == 0x80 and 2 <= head[1] <= 5:
+    is_object = head[8:9] == b"{"  # safetensors: a 64-bit header length, then a JSON object
+    if head[:1] == b"\x80" and head[1:2] in _PICKLE_PROTOCOLS and not (is_object and head[4:8] == bytes(4)):
         return "a Python pickle"
-    if len(head) > 8 and head[8:9] == b"{":
+    if is_object:
         return "a safetensors file"
     return "an empty file" if not head else f"a file that begins with {head[:8]!r}"
 

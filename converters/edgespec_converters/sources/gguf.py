@@ -23,6 +23,7 @@ from edgespec_converters.checkpoint import StoredTensor, TokenizerFiles
 from edgespec_converters.sources.gguf_config import gguf_config, gguf_family
 from edgespec_converters.sources.gguf_header import GgufHeader, TensorInfo, read_header
 from edgespec_converters.sources.inventory import check_tensors
+from edgespec_converters.sources.settings import naming
 
 _CHUNK_ELEMENTS = 1 << 20  # dequantised at once: bounds what is held beside the result
 _ROPE_FACTORS = "rope_freqs.weight"
@@ -67,7 +68,10 @@ class GgufCheckpoint:
         _check_kinds(header, path)
         factors = header.tensors.get(_ROPE_FACTORS)
         shapes = {name: info.shape for name, info in header.tensors.items()}
-        self._config = gguf_config(header.fields, shapes, str(path), None if factors is None else _dequantise(_map(path, factors), factors))
+        with naming(str(path)):
+            self._config = gguf_config(
+                header.fields, shapes, str(path), None if factors is None else _dequantise(_map(path, factors), factors)
+            )
         self._tensors = {_hugging_face_name(n, self._config): info for n, info in header.tensors.items() if n != _ROPE_FACTORS}
         check_tensors({name: info.shape for name, info in self._tensors.items()}, self._config, str(path))
 
