@@ -32,13 +32,14 @@ def hf_tokenizer(folder: Path) -> TokenizerFiles:
     `tokenizer.model` gets from its configuration are added to it.
     """
     config = _json(folder, "tokenizer_config.json")
+    model, generation = _json(folder, "config.json"), _json(folder, "generation_config.json")
     if config.get("auto_map"):
         raise ArtifactError(
             f"{folder}: tokenizer_config.json asks for its own Python code (auto_map), which is never run; use another model"
         )
     if (folder / "tokenizer.json").exists():
-        kind, content = "tokenizers", _read(folder / "tokenizer.json")
-        added = {}
+        kind, added = "tokenizers", dict[int, _Added]()
+        content = _within_rows(_read(folder / "tokenizer.json"), model, folder)
     elif (folder / "tokenizer.model").exists():
         kind, content = "sentencepiece", _read(folder / "tokenizer.model")
         added = _configured_tokens(folder, config)
@@ -49,7 +50,6 @@ def hf_tokenizer(folder: Path) -> TokenizerFiles:
     size = len(vocabulary.pieces)
     ids = _spellings(vocabulary)
     bos_id = _named_id(config.get("bos_token"), ids)
-    model, generation = _json(folder, "config.json"), _json(folder, "generation_config.json")
     if bos_id is None:
         bos_id = next(iter(_id_list(model, "bos_token_id", size, folder)), None)
     eos_id = _named_id(config.get("eos_token"), ids)
@@ -147,6 +147,20 @@ def _configured_tokens(folder: Path, config: Mapping[str, Any]) -> dict[int, _Ad
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ArtifactError(f"{folder}: the list of added tokens is damaged ({error}); download the model folder again") from error
     return added
+
+
+def _within_rows(content: bytes, model: Mapping[str, Any], folder: Path) -> bytes:
+    """The tokenizer without added tokens that the embedding has no rows for: text models share a file with their image siblings."""
+    rows: object = model.get("vocab_size")
+    try:
+        data = json.loads(content)
+        added = {token["id"]: token for token in data["added_tokens"]}
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ArtifactError(f"{folder / 'tokenizer.json'} is damaged ({type(error).__name__}); download the model folder again") from error
+    if not isinstance(rows, int) or all(i < rows for i in added):
+        return content
+    data["added_tokens"] = [token for i, token in added.items() if i < rows]
+    return json.dumps(data, ensure_ascii=False).encode()
 
 
 def _with_tokens(content: bytes, added: Mapping[int, _Added], folder: Path) -> bytes:
