@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from edgespec.core.errors import ArtifactError
 
 SPACE_MARK = "▁"  # U+2581, sentencepiece's space
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_MAX_IDS = 1 << 22
 _PLAIN_DECODERS = frozenset({"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"})
 
 
@@ -67,12 +69,16 @@ class TokenizersVocabulary:
         self.leading_space = not byte_level and any(map(_drops_first_space, decoder))
         to_bytes = _undo_byte_level() if byte_level else _piece_decoder(decoder)
         vocab = library.get_vocab(with_added_tokens=True)
-        self.pieces = [b""] * (max(vocab.values(), default=-1) + 1)
+        size = max(vocab.values(), default=-1) + 1
+        if size > _MAX_IDS:
+            raise ArtifactError(f"the tokenizer has an id {size - 1}, no model has that many tokens; convert or pull the model again")
+        self.pieces = [b""] * size
         for text, i in vocab.items():
             self.pieces[i] = text.encode() if i in added else to_bytes(text)
 
     def encode(self, text: str, *, first: bool = True) -> list[int]:
-        return (self._first if first else self._later).encode(text, add_special_tokens=False).ids
+        with _library_errors("the tokenizer cannot encode this text"):
+            return (self._first if first else self._later).encode(text, add_special_tokens=False).ids
 
 
 class SentencePieceVocabulary:
@@ -109,14 +115,23 @@ class SentencePieceVocabulary:
 def _tokenizers(content: bytes) -> Any:
     from tokenizers import Tokenizer
 
-    try:
+    with _library_errors("not a usable tokenizers JSON"):
         library = Tokenizer.from_buffer(content)
-    except Exception as error:  # the library raises bare Exception for every kind of damage
-        raise ArtifactError(f"not a tokenizers JSON ({_one_line(error)}); convert or pull the model again") from error
     library.no_truncation()
     library.no_padding()
     library.encode_special_tokens = True  # special tokens spelled in text are text
     return library
+
+
+@contextmanager
+def _library_errors(what: str) -> Generator[None]:
+    """`tokenizers` raises bare Exception, or panics past it, for every kind of damaged file."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise ArtifactError(f"{what} ({_one_line(error)}); convert or pull the model again") from error
 
 
 def _steps(component: Any) -> list[dict[str, Any]]:
