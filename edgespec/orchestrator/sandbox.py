@@ -14,7 +14,7 @@ from datetime import datetime
 from functools import wraps
 from typing import Any, TypeVar
 
-from jinja2 import TemplateError, nodes, pass_context
+from jinja2 import Template, TemplateError, nodes, pass_context
 from jinja2.exceptions import SecurityError
 from jinja2.runtime import Context, LoopContext, Macro, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment, safe_range
@@ -73,7 +73,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self.steps_left = MAX_STEPS
         self.text_left = self.text_limit = MAX_TEXT + 16 * input_chars
 
-    def compiled(self, source: str) -> Any:
+    def compiled(self, source: str) -> Template:
         """The template, rewritten to count its work. Raises TemplateError for bad syntax."""
         return self.from_string(_Counting().visit(self.parse(source)))
 
@@ -258,7 +258,7 @@ def _weight(node: nodes.Node) -> int:
     return 1 + sum(1 for _ in node.find_all(nodes.Node))
 
 
-def _call(name: str, *args: nodes.Expr) -> nodes.Call:
+def _call(name: str, *args: nodes.Node) -> nodes.Call:
     return nodes.Call(nodes.EnvironmentAttribute(name), list(args), [], None, None)
 
 

@@ -60,12 +60,11 @@ class ChatTemplate:
         copies = [dict(message) for message in messages]
         with self._lock:
             try:
-                if self._compiled is None:
-                    self._compiled = Sandbox().compiled(self._source)
-                sandbox = self._compiled.environment
+                template = self._compiled = self._compiled or Sandbox().compiled(self._source)
+                sandbox = template.environment
                 assert isinstance(sandbox, Sandbox)
                 sandbox.start(sum(len(m["content"]) + len(m["role"]) for m in messages))
-                return self._compiled.render(messages=copies, add_generation_prompt=add_generation_prompt, **self._variables)
+                return template.render(messages=copies, add_generation_prompt=add_generation_prompt, **self._variables)
             except JinjaError as error:
                 raise TemplateError(_one_line(error) or "the chat template refuses these messages") from error
             except Exception as error:  # whatever a stranger's program may run into

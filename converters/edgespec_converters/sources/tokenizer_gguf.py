@@ -11,7 +11,7 @@ from typing import Any
 
 from edgespec.core.errors import ArtifactError
 from edgespec_converters.checkpoint import TokenizerFiles
-from edgespec_converters.sources.stop_tokens import find_stop_ids, is_turn_end
+from edgespec_converters.sources.stop_tokens import find_stop_ids
 
 # tokenizer.ggml.token_type, the same numbers as sentencepiece's SentencePiece.Type.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
@@ -32,11 +32,9 @@ PRE_TOKENIZERS: Mapping[str, tuple[str, ...]] = {
     "llama3": _LLAMA3,
     "llama-v3": _LLAMA3,
     "qwen2": _QWEN2,
-    "stablelm2": _QWEN2,
     "smollm": _DIGITS_GPT2,
     "starcoder": _DIGITS_GPT2,
     "refact": _DIGITS_GPT2,
-    "command-r": _DIGITS_GPT2,
 }
 _NFC = frozenset({"qwen2"})
 _WHOLE_WORDS_FIRST = frozenset({"llama-bpe", "llama3", "llama-v3"})
@@ -90,12 +88,18 @@ class _Vocabulary:
         self.bos_id = self._special(fields, "bos_token_id")
         template = fields.get("tokenizer.chat_template")
         self.chat_template = template if isinstance(template, str) and template.strip() else None
-        control = {i for i, t in enumerate(self.types) if t == CONTROL}
         named = [self._special(fields, name) for name in ("eos_token_id", "eot_token_id", "eom_token_id")]
-        self.stop_ids = find_stop_ids(named, self.ids, control, self.chat_template)
-        for i in self.stop_ids:
-            if self.types[i] == USER_DEFINED or is_turn_end(self.tokens[i]):
-                self.types[i] = CONTROL
+        bos_token, eos_token = ("" if i is None else self.tokens[i] for i in (self.bos_id, named[0]))
+        self.stop_ids = find_stop_ids(
+            named,
+            added={text: i for text, i in self.ids.items() if self.types[i] in (CONTROL, USER_DEFINED)},
+            control={i for i, kind in enumerate(self.types) if kind == CONTROL},
+            chat_template=self.chat_template,
+            bos_token=bos_token,
+            eos_token=eos_token,
+        )
+        for i in (*self.stop_ids, *([] if self.bos_id is None else [self.bos_id])):
+            self.types[i] = CONTROL  # some files leave them ordinary, and then user text could spell them
 
     def _special(self, fields: Mapping[str, Any], name: str) -> int | None:
         value = fields.get(_key(name))
