@@ -102,5 +102,3 @@ def install() -> None:
     import edgespec
 
     vars(edgespec)["load"] = load
-
-
