@@ -7,8 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from edgespec_converters.recipes import Format, Recipe
-from edgespec_converters.targets import mlx as target
 
 from edgespec.backends.mlx import BACKEND
 from edgespec.backends.reference import BACKEND as REFERENCE
@@ -17,6 +15,8 @@ from edgespec.core.decoder import FAMILIES, RopeScaling
 from edgespec.core.draft import depths, path_to
 from edgespec.core.engine import TokenBatch
 from edgespec.core.errors import ArtifactError, Cancelled, CapabilityError, ContractError, DeviceError
+from edgespec_converters.recipes import Format, Recipe
+from edgespec_converters.targets import mlx as target
 from tests.helpers.packages import write_package
 from tests.helpers.tiny import tiny_checkpoint, tiny_config
 

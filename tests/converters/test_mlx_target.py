@@ -6,16 +6,16 @@ import gguf
 import ml_dtypes
 import numpy as np
 import pytest
-from edgespec_converters.checkpoint import StoredTensor
-from edgespec_converters.quantize import quantize, quantize_tensor
-from edgespec_converters.recipes import FLOAT, Format, Recipe, Rule, load_recipe
-from edgespec_converters.targets import mlx as target
-from edgespec_converters.targets.mlx import pack, write
 from safetensors.numpy import load_file
 
 from edgespec.backends.mlx import BACKEND
 from edgespec.core.decoder import FAMILIES, RopeScaling
 from edgespec.core.errors import ArtifactError
+from edgespec_converters.checkpoint import StoredTensor
+from edgespec_converters.quantize import quantize, quantize_tensor
+from edgespec_converters.recipes import FLOAT, Format, Recipe, Rule, load_recipe
+from edgespec_converters.targets import mlx as target
+from edgespec_converters.targets.mlx import pack, write
 from tests.helpers.packages import write_package
 from tests.helpers.tiny import EOS_ID, VOCAB_SIZE, hf_config, tiny_checkpoint, tiny_config
 

@@ -3,9 +3,10 @@ import json
 import ml_dtypes
 import numpy as np
 import pytest
-from edgespec_converters.safetensors_file import ShardedWriter
 from safetensors import safe_open
 from safetensors.numpy import load_file
+
+from edgespec_converters.safetensors_file import ShardedWriter
 
 TENSORS = {
     "a.weight": np.arange(24, dtype=np.uint32).reshape(4, 6),
