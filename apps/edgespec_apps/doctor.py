@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "edgespec.doctor/1"
 NEVER_RUN = ("Metal (MLX on a Mac's GPU)", "any NPU (Core ML, QNN)", "Windows")
-_LIBRARIES = ("edgespec", "numpy", "onnxruntime", "mlx", "tokenizers", "sentencepiece", "jinja2")
+_LIBRARIES = ("numpy", "onnxruntime", "mlx", "tokenizers", "sentencepiece", "jinja2")
 
 
 def doctor(
@@ -36,6 +36,7 @@ def doctor(
 
 def examine(model: str | None) -> dict[str, Any]:
     """Everything the report shows. Raises ArtifactError for a `model` that is not there."""
+    import edgespec
     from edgespec.orchestrator import engines, store
 
     damaged: dict[str, str] = {}
@@ -44,7 +45,7 @@ def examine(model: str | None) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "backends": {name: _about(name) for name in engines.NAMES},
-        "versions": {name: version(name) for name in _LIBRARIES},
+        "versions": {"edgespec": edgespec.__version__} | {name: version(name) for name in _LIBRARIES},
         "machine": machine.describe(),
         "home": str(home),
         "disk_free_bytes": shutil.disk_usage(_existing(home)).free,
