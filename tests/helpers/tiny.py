@@ -309,7 +309,7 @@ def write_gguf(
     writer = gguf.GGUFWriter(path, config.family)
     writer.add_name(f"tiny {config.family}")
     writer.add_license("apache-2.0")
-    for key, value in (_gguf_settings(config) | dict(settings or {})).items():
+    for key, value in (gguf_settings(config) | dict(settings or {})).items():
         _add(writer, f"{config.family}.{key}", value)
     _add_tokenizer(writer, config.vocab_rows)
     quantisation = gguf.GGMLQuantizationType[kind]
@@ -331,7 +331,8 @@ def write_gguf(
     return path
 
 
-def _gguf_settings(config: DecoderConfig) -> dict[str, Any]:
+def gguf_settings(config: DecoderConfig) -> dict[str, Any]:
+    """Hyperparameters by key without the architecture, as llama.cpp's converter writes them."""
     out: dict[str, Any] = {
         "block_count": config.layers,
         "context_length": config.max_context,
