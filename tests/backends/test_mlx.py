@@ -3,7 +3,9 @@
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -217,11 +219,12 @@ def test_a_cancel_acts_between_the_layers_of_a_long_pass(engine):
 
 
 @needs_mlx
-def test_a_cancelled_pass_cannot_be_committed(engine):
+def test_a_cancelled_pass_takes_the_place_of_the_one_before(engine):
     cache = prefilled(engine, PROMPT, 256)
+    engine.forward([(TokenBatch.chain([3]), cache)])
     with pytest.raises(Cancelled):
         engine.forward([(TokenBatch.chain([7] * 100), cache)], cancel=CancelAtLook(2))
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="without a forward pass"):
         cache.commit([0])
 
 
@@ -253,10 +256,26 @@ def test_a_cache_wanders_between_threads(engine):
 
 
 @needs_mlx
-def test_two_engines_work_at_once_in_two_threads(tmp_path):
+def test_two_engines_in_two_threads_take_turns_on_the_device(tmp_path, monkeypatch):
+    from edgespec.backends.mlx_decoder import Decoder
+
     engines = [load(tmp_path / family, tiny_checkpoint(tiny_config(family))) for family in ("llama", "gemma3")]
     expected = [rows(e, TokenBatch.chain(PROMPT * 3), e.new_cache(64)) for e in engines]
-    found = [[], []]
+    found, inside, most = [[], []], set(), []
+    embed, logits = Decoder.embed, Decoder.logits
+
+    def enter(self, token_ids):
+        inside.add(self)
+        most.append(len(inside))
+        time.sleep(0.001)  # gives the other thread its chance
+        return embed(self, token_ids)
+
+    def leave(self, x):
+        inside.discard(self)
+        return logits(self, x)
+
+    monkeypatch.setattr(Decoder, "embed", enter)
+    monkeypatch.setattr(Decoder, "logits", leave)
 
     def work(i):
         for _ in range(5):
@@ -267,6 +286,7 @@ def test_two_engines_work_at_once_in_two_threads(tmp_path):
         thread.start()
     for thread in threads:
         thread.join()
+    assert most == [1] * 10
     for results, once in zip(found, expected, strict=True):
         assert len(results) == 5
         for result in results:
@@ -364,6 +384,12 @@ def test_without_mlx_the_backend_says_what_to_install(monkeypatch, tmp_path):
     assert BACKEND.describe() == reason
     with pytest.raises(CapabilityError, match="pip install"):
         BACKEND.load(tmp_path, None, None)  # refused before anything is looked at
+
+
+def test_an_mlx_without_streams_for_any_thread_is_too_old(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mlx.core", ModuleType("mlx.core"))
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "0.31.2")
+    assert BACKEND.why_not() == "MLX 0.31.2 is too old; pip install 'mlx>=0.32'"
 
 
 def test_importing_the_backend_loads_no_device_library():
