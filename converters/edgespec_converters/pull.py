@@ -192,7 +192,7 @@ def _with_earlier(manifest: Manifest, folder: Path, earlier: Package, notify: Ca
 def _link(earlier: Path, folder: Path, artifact: Artifact) -> None:
     """Hard links where the disk has them: package files never change once written."""
     for file in artifact.files:
-        old, new = earlier / artifact.folder / file, folder / artifact.folder / file
+        old, new = earlier / file, folder / file
         new.parent.mkdir(parents=True, exist_ok=True)
         try:
             os.link(old, new)

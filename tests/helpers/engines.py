@@ -6,17 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgespec_converters.checkpoint import MemoryCheckpoint
-from edgespec_converters.recipes import Recipe
-from edgespec_converters.targets import mlx as mlx_target
-from edgespec_converters.targets import onnx as onnx_target
-
 from edgespec.backends.mlx import BACKEND as MLX
 from edgespec.backends.onnx import BACKEND as ONNX
 from edgespec.backends.reference import BACKEND as REFERENCE
 from edgespec.backends.reference import ReferenceEngine
 from edgespec.core.backend import Backend
 from edgespec.core.engine import Engine
+from edgespec_converters.checkpoint import MemoryCheckpoint
+from edgespec_converters.recipes import Recipe
+from edgespec_converters.targets import mlx as mlx_target
+from edgespec_converters.targets import onnx as onnx_target
 from tests.helpers.packages import write_package
 
 

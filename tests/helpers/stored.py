@@ -38,7 +38,7 @@ def write_package(
             engine=engine,
             recipe=recipe,
             folder=f"{engine}-{recipe}",
-            files={"weights.bin": _write(folder / f"{engine}-{recipe}" / "weights.bin", weights)},
+            files={f"{engine}-{recipe}/weights.bin": _write(folder / f"{engine}-{recipe}" / "weights.bin", weights)},
             weight_bytes=len(weights),
             bits_per_weight=8.0,
         )
