@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from edgespec_apps.cli import run
 
 import edgespec
+from edgespec_apps.cli import run
 from tests.helpers import fake_runtime
 
 

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from edgespec_apps import machine
 from edgespec_apps.measure import KINDS, Prompt, Run, Sample, drift, load_prompts, mean_context, measure, prefill_tok_s, ratio, tok_s
 from edgespec_apps.peer import LlamaPeer, PeerUnavailable

@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
-from edgespec_apps.turns import Painter, status
 
 from edgespec.core.chunk import Chunk, Stats
+from edgespec_apps.turns import Painter, status
 from tests.helpers import fake_runtime
 
 

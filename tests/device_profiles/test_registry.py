@@ -3,10 +3,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from edgespec_device_profiles import chips, registry
-from edgespec_device_profiles.registry import LocalProbe, detect
 
 from edgespec.core.errors import ArtifactError
+from edgespec_device_profiles import chips, registry
+from edgespec_device_profiles.registry import LocalProbe, detect
 
 GOOD = """
 schema = "edgespec.chip/1"

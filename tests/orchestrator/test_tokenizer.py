@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from edgespec_converters.sources.tokenizer_gguf import gguf_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,6 +14,7 @@ from edgespec.core.errors import ArtifactError
 from edgespec.core.manifest import TokenizerSpec
 from edgespec.orchestrator.text import Message, TemplateError, Tokenizer
 from edgespec.orchestrator.vocabulary import open_vocabulary
+from edgespec_converters.sources.tokenizer_gguf import gguf_tokenizer
 from tests.helpers.bytetok import CONTROL, END, START, bytetok, bytetok_fields, edited, spmtok, tokenizer_of
 
 BYTES, SPM = bytetok(), spmtok()
