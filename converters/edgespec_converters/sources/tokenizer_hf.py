@@ -48,6 +48,8 @@ def hf_tokenizer(folder: Path) -> TokenizerFiles:
         raise ArtifactError(f"{folder} has neither tokenizer.json nor tokenizer.model; download the whole model folder")
     vocabulary = open_vocabulary(kind, content)
     size = len(vocabulary.pieces)
+    if isinstance(rows := model.get("vocab_size"), int) and size > rows:
+        raise ArtifactError(f"{folder} has {size} tokens but config.json says {rows}; the folder mixes files of two models")
     ids = _spellings(vocabulary)
     bos_id = _named_id(config.get("bos_token"), ids)
     if bos_id is None:
@@ -160,6 +162,9 @@ def _within_rows(content: bytes, model: Mapping[str, Any], folder: Path) -> byte
     if not isinstance(rows, int) or all(i < rows for i in added):
         return content
     data["added_tokens"] = [token for i, token in added.items() if i < rows]
+    vocab: object = data.get("model", {}).get("vocab")
+    if isinstance(vocab, dict):
+        data["model"]["vocab"] = {text: i for text, i in vocab.items() if i < rows or i not in added}
     return json.dumps(data, ensure_ascii=False).encode()
 
 
