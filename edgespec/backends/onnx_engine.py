@@ -7,6 +7,7 @@ the same graph: a chain's bias is zero, so its rows have the same bits however m
 
 from __future__ import annotations
 
+import importlib
 import threading
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -164,7 +165,8 @@ class OnnxEngine:
 
     def __init__(self, session: Any, library: Any, spec: ModelSpec, config: DecoderConfig, *, width_invariant: bool) -> None:
         self.windowed = any(config.sliding)
-        self._session, self._library, self._spec, self._config = session, library, spec, config
+        self._session: Any = session
+        self._library, self._spec, self._config = library, spec, config
         self._capabilities = Capabilities(features=True, width_invariant=width_invariant)
         self._options = library.RunOptions()
         self._options.log_severity_level = _FATAL_ONLY
@@ -179,6 +181,7 @@ class OnnxEngine:
         return self._capabilities
 
     def new_cache(self, capacity: int) -> OnnxCache:
+        self._open()
         if not 0 < capacity <= self.spec.max_context:
             raise ValueError(f"a cache of {self.spec.name} holds 1 to {self.spec.max_context} tokens, asked for {capacity}")
         return OnnxCache(self, self._config, capacity)
@@ -208,14 +211,17 @@ class OnnxEngine:
         return value
 
     def new_binding(self) -> Any:
-        return self._session.io_binding()
+        return self._open().io_binding()
 
     def _own(self, cache: Cache) -> OnnxCache:
         if not isinstance(cache, OnnxCache) or cache.owner is not self:
             raise ContractError(f"this engine got a {type(cache).__name__} that it did not make; caches stay with their engine")
+        return cache
+
+    def _open(self) -> Any:
         if self._session is None:
             raise DeviceError(f"the engine of {self._spec.name} is closed")
-        return cache
+        return self._session
 
     def _score(self, batch: TokenBatch, cache: OnnxCache, features: bool) -> Scores:
         n, start = len(batch), cache.length
@@ -241,7 +247,7 @@ class OnnxEngine:
         if step.window_bias is not None:
             _mask_windows(step, start, self._config.sliding_window, mask)
         try:
-            self._session.run_with_iobinding(step.binding, self._options)
+            self._open().run_with_iobinding(step.binding, self._options)
         except (RuntimeError, *library_errors()) as error:  # the Python layer turns some of its own into RuntimeError
             raise DeviceError(f"ONNX Runtime failed while running {self._spec.name}: {error}") from error
         finally:
@@ -271,8 +277,7 @@ class OnnxEngine:
 
 def library_errors() -> tuple[type[Exception], ...]:
     """Every exception class of ONNX Runtime's; they have no base of their own."""
-    from onnxruntime.capi import onnxruntime_pybind11_state as library
-
+    library: Any = importlib.import_module("onnxruntime.capi.onnxruntime_pybind11_state")
     return tuple(kind for kind in vars(library).values() if isinstance(kind, type) and issubclass(kind, Exception))
 
 

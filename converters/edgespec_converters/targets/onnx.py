@@ -101,7 +101,7 @@ class _DataFile:
         """The offset at which `array` now lies."""
         self._put(b"\0" * (-self.nbytes % _PAGE_BYTES))
         offset = self.nbytes
-        self._put(memoryview(np.ascontiguousarray(array)).cast("B"))
+        self._put(np.ascontiguousarray(array).data.cast("B"))
         return offset
 
     def sha256(self) -> str:
