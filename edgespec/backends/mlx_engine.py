@@ -126,10 +126,12 @@ class MlxCache:
     def _compact(self, rows: list[int], start: int) -> None:
         """Move rows, which lie behind `start` in rising order, together there."""
         with self._engine.device():
-            index = mx.array(rows)
-            for arrays in (self.keys, self.values):
-                for array in arrays:
-                    array[:, :, start : start + len(rows)] = mx.take(array, index, axis=2)
+            index, end = mx.array(rows), start + len(rows)
+            moved = [[mx.take(array, index, axis=2) for array in arrays] for arrays in (self.keys, self.values)]
+            mx.eval(moved)  # first: a buffer that a running kernel still reads is copied, not written in place
+            for arrays, taken in zip((self.keys, self.values), moved, strict=True):
+                for array, part in zip(arrays, taken, strict=True):
+                    array[:, :, start:end] = part
             mx.eval(self.keys, self.values)
 
 

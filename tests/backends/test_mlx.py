@@ -119,7 +119,7 @@ def test_esb_09_a_tree_that_differs_from_plain_decoding_does_so_by_rounding(tmp_
 def test_keys_and_values_are_written_rolled_back_and_compacted_in_place(engine):
     cache = prefilled(engine, PROMPT)
     before = addresses(cache)
-    for keep in ([0, 2, 4, 6], [0, 1], [0, 2, 5], []):
+    for keep in ([0, 2, 4, 6], [0, 1], [0, 2, 5], [], [0, 2, 4, 6], [0, 2, 5], [0, 2, 4, 6], [0, 2, 5]):
         engine.forward([(TREE, cache)])
         cache.commit(keep)
         engine.forward([(TokenBatch.chain([3]), cache)])
