@@ -100,8 +100,8 @@ def _causal(config: DecoderConfig, index: int, lengths: Sequence[int]) -> Callab
     window = config.window(index)
 
     def attend(q: Float32, k: Float32, v: Float32) -> Float32:
-        out = [_attend(*part, window, config.scale) for part in zip(*(_parts(a, lengths) for a in (q, k, v)), strict=True)]
-        return np.concatenate(out)
+        each = zip(_parts(q, lengths), _parts(k, lengths), _parts(v, lengths), strict=True)
+        return np.concatenate([_attend(*qkv, window, config.scale) for qkv in each])
 
     return attend
 
