@@ -72,7 +72,7 @@ def bench(
             runners |= {"peer_plain": rival.runner(lookup=False), "peer_lookup": rival.runner(lookup=True)}
         samples = _run(encoded, runners, repeats=repeats, max_tokens=max_tokens)
         spec = runtime.spec
-        result = {
+        result: dict[str, Any] = {
             "schema": SCHEMA,
             "machine": machine.describe() | {"threads": threads, "load_average_before": before},
             "model": spec.name,
@@ -86,7 +86,7 @@ def bench(
         }
     if result["drift"] and result["drift"]["spoiled"]:
         say(
-            f"plain speed changed by {result['drift']['change']:+.0%} during the run (heat, or other work): measure again on a quiet machine"
+            f"plain speed changed by {result['drift']['change']:+.0%} during the run (heat or other work): measure again on a quiet machine"
         )
     if as_json:
         print(json.dumps(result), flush=True)
@@ -142,11 +142,10 @@ def _peer(runtime: Runtime, gguf: Path | None, python: str, context: int, thread
 def _source_file(runtime: Runtime) -> Path:
     from edgespec.orchestrator.store import source_folder
 
-    recorded = runtime.manifest.source.get("path")
-    if recorded and Path(str(recorded)).is_file():
-        return Path(str(recorded))
-    kept = sorted(source_folder(runtime.manifest.name).glob("*.gguf"))
-    return kept[0] if kept else source_folder(runtime.manifest.name) / "*.gguf"
+    source = runtime.manifest.source if runtime.manifest else {}
+    recorded = Path(str(source.get("pull", "")))  # a path, if the package was made from a local file
+    folder = source_folder(runtime.spec.name)
+    return next((file for file in (recorded, *sorted(folder.glob("*.gguf"))) if file.is_file()), folder / "*.gguf")
 
 
 def _run(prompts: Sequence[tuple[Prompt, Sequence[int]]], runners: Mapping[str, Runner], *, repeats: int, max_tokens: int) -> list[Sample]:
@@ -255,7 +254,7 @@ def print_table(result: Mapping[str, Any]) -> None:
     Console().print(table)
     print(
         f"prefill {_figure(result['prefill_tok_s'])} tok/s, overhead {result['overhead_share']:.1%} of round time, memory "
-        f"{result['bandwidth_gbs']:.1f} GB/s, ceiling {_figure(result['ceiling_tok_s'])} tok/s at {result['mean_context']:.0f} tokens of context"
+        f"{result['bandwidth_gbs']:.1f} GB/s, ceiling {_figure(result['ceiling_tok_s'])} tok/s at context {result['mean_context']:.0f}"
     )
     print(f"Ratio: {result['ratio_is']}.")
 

@@ -151,7 +151,8 @@ class Conversation:
         self.answers.append(answer.stats)
         say(f"[{status([answer.stats])}{', stopped' if answer.finish == 'cancelled' else ''}]")
         if answer.text:
-            self.turns += [question, {"role": "assistant", "content": answer.text}]
+            reply: Message = {"role": "assistant", "content": answer.text}
+            self.turns += [question, reply]
 
     def _pieces(self) -> Callable[[int], str]:
         from edgespec.orchestrator.text import Detokenizer

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.metadata
 import json
 import shutil
@@ -16,13 +15,11 @@ from edgespec_apps import machine
 from edgespec_apps.options import AsJson
 
 if TYPE_CHECKING:
-    from edgespec.core.backend import Backend
     from edgespec.orchestrator.store import Package
 
 SCHEMA = "edgespec.doctor/1"
-BACKENDS = ("onnx", "mlx", "reference")  # in the order in which `--engine auto` tries them
 NEVER_RUN = ("Metal (MLX on a Mac's GPU)", "any NPU (Core ML, QNN)", "Windows")
-_LIBRARIES = ("edgespec", "numpy", "onnxruntime", "mlx", "tokenizers", "sentencepiece", "jinja2")
+_LIBRARIES = ("numpy", "onnxruntime", "mlx", "tokenizers", "sentencepiece", "jinja2")
 
 
 def doctor(
@@ -39,37 +36,36 @@ def doctor(
 
 def examine(model: str | None) -> dict[str, Any]:
     """Everything the report shows. Raises ArtifactError for a `model` that is not there."""
-    from edgespec.orchestrator import store
+    import edgespec
+    from edgespec.orchestrator import engines, store
 
     damaged: dict[str, str] = {}
     packages = store.list_packages(lambda name, error: damaged.update({name: str(error)}))
-    backends = {name: load_backend(name) for name in BACKENDS}
     home = store.home()
     return {
         "schema": SCHEMA,
-        "backends": {name: _about(backend) for name, backend in backends.items()},
-        "versions": {name: version(name) for name in _LIBRARIES},
+        "backends": {name: _about(name) for name in engines.NAMES},
+        "versions": {"edgespec": edgespec.__version__} | {name: version(name) for name in _LIBRARIES},
         "machine": machine.describe(),
         "home": str(home),
         "disk_free_bytes": shutil.disk_usage(_existing(home)).free,
         "models": {package.name: [f"{a.engine} {a.recipe}" for a in package.manifest.artifacts] for package in packages},
         "damaged": damaged,
-        "model": _placement(store.find_package(model), backends) if model else None,
+        "model": placement(store.find_package(model)) if model else None,
         "never_run_on": list(NEVER_RUN),
     }
 
 
-def load_backend(name: str) -> Backend | str:
-    """The backend, or why its module does not even import."""
+def _about(name: str) -> dict[str, Any]:
+    """Whether a backend works, and if not why."""
+    from edgespec.orchestrator import engines
+
     try:
-        return importlib.import_module(f"edgespec.backends.{name}").BACKEND
+        backend = engines.backend(name)
+        why_not = backend.why_not()
+        return {"available": why_not is None, "why_not": why_not, "what": None if why_not else backend.describe()}
     except Exception as error:  # a broken device library may raise anything
-        return f"cannot be imported ({type(error).__name__}: {error})"
-
-
-def _about(backend: Backend | str) -> dict[str, Any]:
-    why_not = backend if isinstance(backend, str) else backend.why_not()
-    return {"available": why_not is None, "why_not": why_not, "what": None if why_not or isinstance(backend, str) else backend.describe()}
+        return {"available": False, "why_not": f"cannot be used ({type(error).__name__}: {error})", "what": None}
 
 
 def version(package: str) -> str | None:
@@ -83,25 +79,30 @@ def _existing(folder: Path) -> Path:
     return folder if folder.exists() or folder == folder.parent else _existing(folder.parent)
 
 
-def _placement(package: Package, backends: Mapping[str, Backend | str]) -> dict[str, Any]:
-    """For each backend the artifact it would run, or why none."""
+def placement(package: Package) -> dict[str, Any]:
+    """For each backend the artifact it would run, or why none; `auto` is the backend that `--engine auto` takes."""
+    from edgespec.core.errors import CapabilityError
+    from edgespec.orchestrator import engines
+
     manifest = package.manifest
     choices: dict[str, str] = {}
-    for name, backend in backends.items():
-        if isinstance(backend, str):
-            choices[name] = backend
-        elif why_not := backend.why_not():
-            choices[name] = f"cannot run: {why_not}"
+    works: set[str] = set()
+    for name in engines.NAMES:
+        about = _about(name)
+        if not about["available"]:
+            choices[name] = f"cannot run: {about['why_not']}"
+            continue
+        try:
+            _, artifact = engines.choose(manifest, name, None)
+        except CapabilityError as error:
+            choices[name] = f"cannot run: {error}"
         else:
-            artifact = next((a for engine in backend.artifact_engines if (a := manifest.find(engine))), None)
-            choices[name] = (
-                f"would run {artifact.engine} {artifact.recipe}, {artifact.weight_bytes / 1e6:.0f} MB of weights, on {backend.describe()}"
-                if artifact
-                else f"cannot run: the package has no {' or '.join(backend.artifact_engines)} artifact"
-            )
+            works.add(name)
+            choices[name] = f"{artifact.engine} {artifact.recipe}, {artifact.weight_bytes / 1e6:.0f} MB of weights, {about['what']}"
     return {
         "name": manifest.name,
         "draft": manifest.draft or "ngram",
+        "auto": next((name for name in engines.preference() if name in works), None),
         "kv_bytes_at_full_context": manifest.decoder.kv_bytes_per_token() * manifest.decoder.max_context,
         "max_context": manifest.decoder.max_context,
         "backends": choices,
@@ -127,7 +128,8 @@ def print_report(found: Mapping[str, Any]) -> None:
         "Models", models + [f"damaged: {problem}" for problem in found["damaged"].values()] or ["none; run `edgespec pull smollm2-135m`"]
     )
     if model := found["model"]:
-        _section(f"{model['name']} (draft: {model['draft']})", [f"{name} {choice}" for name, choice in model["backends"].items()])
+        lines = [f"{name}{' (auto)' if name == model['auto'] else ''}: {choice}" for name, choice in model["backends"].items()]
+        _section(f"{model['name']}, draft {model['draft']}, context up to {model['max_context']} tokens", lines)
     _section("This build was never run on", found["never_run_on"])
 
 

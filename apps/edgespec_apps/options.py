@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from edgespec_apps.console import in_background, silence_stdout
+from edgespec_apps.console import in_background, say, silence_stdout
 
 if TYPE_CHECKING:
     from edgespec.core.sampling import Sampling
@@ -43,7 +43,10 @@ class ModelOptions:
     """What answers, what guesses, and how much is guessed."""
 
     model: Annotated[
-        str, typer.Option("--model", "-m", help="Package name (see `edgespec models`) or package folder.", rich_help_panel=_MODEL)
+        str,
+        typer.Option(
+            "--model", "-m", help="Package name (see `edgespec models`), NAME@RECIPE, or a package folder.", rich_help_panel=_MODEL
+        ),
     ] = DEFAULT_MODEL
     draft: Annotated[
         str,
@@ -98,11 +101,11 @@ class ModelOptions:
     ] = None
 
     def load(self) -> Runtime:
-        """The loaded model. Raises as `edgespec.load` does."""
+        """The loaded model; what there is to say about it goes to stderr. Raises as `edgespec.load` does."""
         import edgespec
 
         check_policy(self.policy)
-        return in_background(
+        runtime = in_background(
             lambda: edgespec.load(
                 self.model,
                 engine=self.engine.value,
@@ -112,6 +115,9 @@ class ModelOptions:
                 threads=self.threads,
             )
         )
+        for note in runtime.notes:
+            say(note)
+        return runtime
 
     def session(self, runtime: Runtime) -> Session:
         return runtime.session(policy=self.policy, verify=self.verify.value, max_context=self.max_context)

@@ -193,9 +193,11 @@ def _download(package: str, folder: Path, progress: Callable[[int], None]) -> No
     environment = os.environ | {"TMPDIR": str(transit), "TEMP": str(transit), "TMP": str(transit)}
     with (folder / "log").open("w+") as log:
         pip = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
+        arrived = 0
         try:
             while _still_running(pip):
-                progress(_size_below(transit))
+                arrived = max(arrived, _size_below(transit))  # pip empties its folder in the end
+                progress(arrived)
         finally:
             pip.kill()
             pip.wait()

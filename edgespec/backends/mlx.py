@@ -20,9 +20,12 @@ class MlxBackend:
 
     def why_not(self) -> str | None:
         try:
-            importlib.import_module("mlx.core")
+            core = importlib.import_module("mlx.core")
         except ImportError as error:
             return f"MLX cannot be imported ({error}); pip install edgespec[mlx]"
+        # Came with 0.32. Older ones tie streams to threads, and rotate rows of a tree wrongly on Metal.
+        if not hasattr(core, "new_thread_unsafe_stream"):
+            return f"MLX {importlib.metadata.version('mlx')} is too old; pip install 'mlx>=0.32'"
         return None
 
     def describe(self) -> str:

@@ -60,6 +60,7 @@ class Decoder:
     def __init__(self, config: DecoderConfig, tensors: Mapping[str, mx.array], *, vocab_size: int, dtype: mx.Dtype) -> None:
         """ArtifactError for missing, misshapen or unsupported tensors. Padding rows behind `vocab_size` are never computed."""
         self.config, self.dtype = config, dtype
+        self._shapes = config.shapes()
         self._embedding = self._matrix(tensors, "model.embed_tokens").first(vocab_size)
         self._head = self._embedding if config.tied else self._matrix(tensors, "lm_head").first(vocab_size)
         self._norm = self._vector(tensors, "model.norm.weight", config.norm_offset)
@@ -96,9 +97,9 @@ class Decoder:
         mlp_out = layer.matrices["down_proj"](gate * layer.matrices["up_proj"](mlp_in))
         return x + (normed("post_feedforward_layernorm", mlp_out) if c.post_norms else mlp_out)
 
-    def attention_scale(self, index: int) -> float:
-        """What q·k is multiplied by: rope's factor on cos and sin (yarn) enters q and k alike, so it can act here squared."""
-        return self.config.scale * self.config.rope(index)[1] ** 2
+    def attention(self, index: int) -> tuple[float, int | None]:
+        """What q·k is multiplied by in a layer, and its window."""
+        return self._layers[index].scale, self.config.window(index)
 
     def logits(self, x: mx.array) -> mx.array:
         """[n, hidden] before the final norm -> float32 [n, vocab]."""
@@ -126,13 +127,14 @@ class Decoder:
         names += ["self_attn.q_norm", "self_attn.k_norm"] if c.qk_norm else []
         names += ["pre_feedforward_layernorm", "post_feedforward_layernorm"] if c.post_norms else []
         norms = {name.rsplit(".", 1)[-1]: self._vector(tensors, f"{prefix}{name}.weight", c.norm_offset) for name in names}
-        wavelengths = mx.array((1 / c.rope(index)[0]).astype(np.float32))
-        return _Layer(matrices, norms, wavelengths, c.norm_eps)
+        frequencies, factor = c.rope(index)
+        # Rope's factor on cos and sin (yarn) enters q and k alike, so it can act on their product, squared.
+        return _Layer(matrices, norms, mx.array((1 / frequencies).astype(np.float32)), c.scale * factor**2, c.norm_eps)
 
     def _matrix(self, tensors: Mapping[str, mx.array], name: str) -> Matrix:
-        rows, columns = self.config.shapes()[f"{name}.weight"]
+        rows, columns = self._shapes[f"{name}.weight"]
         weight = _get(tensors, f"{name}.weight")
-        bias = self._vector(tensors, f"{name}.bias") if f"{name}.bias" in self.config.shapes() else None
+        bias = self._vector(tensors, f"{name}.bias") if f"{name}.bias" in self._shapes else None
         if f"{name}.scales" not in tensors:
             _check_shape(name, weight, (rows, columns))
             return Matrix(weight.astype(self.dtype), bias=bias)
@@ -148,17 +150,18 @@ class Decoder:
 
     def _vector(self, tensors: Mapping[str, mx.array], name: str, offset: float = 0.0) -> mx.array:
         vector = _get(tensors, name)
-        _check_shape(name, vector, self.config.shapes()[name])
+        _check_shape(name, vector, self._shapes[name])
         return (vector.astype(mx.float32) + offset).astype(self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """`wavelengths` float32 [D / 2]: positions turned per radian, in rope's own words `freqs`."""
+    """`wavelengths` float32 [D / 2]: positions per radian, which MLX's rope calls `freqs`. `scale` multiplies q·k."""
 
     matrices: Mapping[str, Matrix]
     norms: Mapping[str, mx.array]
     wavelengths: mx.array
+    scale: float
     norm_eps: float
 
     def normed(self, name: str, x: mx.array) -> mx.array:
@@ -177,6 +180,7 @@ class Positions:
         self._depths = depths(batch.parents)  # [n]
         self._ancestors = None if self._chain else ancestor_mask(batch.parents)  # [n, n]
         self._offsets = None if self._chain else mx.array(self._depths + np.int32(length))
+        self._visible: dict[int | None, tuple[int, mx.array | str | None]] = {}
 
     def rotate(self, x: mx.array, wavelengths: mx.array) -> mx.array:
         """Rotary embedding of x [1, heads, n, D], halves turning together."""
@@ -187,8 +191,13 @@ class Positions:
 
     def visible(self, window: int | None) -> tuple[int, mx.array | str | None]:
         """The first cached row that any row sees, and the mask over the rows from there on: bool [n, rows], "causal" or None."""
+        if window not in self._visible:
+            self._visible[window] = self._see(window)
+        return self._visible[window]
+
+    def _see(self, window: int | None) -> tuple[int, mx.array | str | None]:
         first = 0 if window is None else max(0, self.length + 1 - window)
-        bound = window is not None and self.length + int(self._depths[-1 if self._chain else self._depths.argmax()]) + 1 > window
+        bound = window is not None and self.length + int(self._depths.max()) + 1 > window
         if self._chain and self.n == 1:
             return first, None  # its window is exactly the slice
         if self._chain and not bound:

@@ -215,8 +215,9 @@ class MlxEngine:
         return x
 
     def _layer(self, index: int, x: mx.array, positions: Positions, cache: MlxCache) -> mx.array:
-        start, mask = positions.visible(self.decoder.config.window(index))
-        end, scale = positions.length + positions.n, self.decoder.attention_scale(index)
+        scale, window = self.decoder.attention(index)
+        start, mask = positions.visible(window)
+        end = positions.length + positions.n
 
         def attend(q: mx.array, k: mx.array, v: mx.array) -> mx.array:
             keys, values = cache.write(index, k, v)

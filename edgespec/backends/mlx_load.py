@@ -20,7 +20,7 @@ def load(package: Path, manifest: Manifest, artifact: Artifact) -> MlxEngine:
     products are some forty times slower there. ArtifactError for damaged or foreign files.
     """
     metal = mx.metal.is_available()
-    stream = _stream(mx.Device(mx.gpu if metal else mx.cpu))
+    stream = mx.new_thread_unsafe_stream(mx.gpu if metal else mx.cpu)
     with mx.stream(stream):
         tensors = _read(package, artifact)
         norm = tensors.get("model.norm.weight")
@@ -44,12 +44,6 @@ def load(package: Path, manifest: Manifest, artifact: Artifact) -> MlxEngine:
         kv_bytes_per_token=manifest.decoder.kv_bytes_per_token(dtype.size),
     )
     return MlxEngine(decoder, spec, stream, unit="gpu" if metal else "cpu")
-
-
-def _stream(device: mx.Device) -> mx.Stream:
-    """A stream that every thread may use. Before MLX had such a kind, all of its streams were."""
-    make = getattr(mx, "new_thread_unsafe_stream", mx.new_stream)
-    return make(device)
 
 
 def _read(package: Path, artifact: Artifact) -> dict[str, mx.array]:

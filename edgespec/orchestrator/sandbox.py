@@ -21,8 +21,10 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment, safe_range
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
-MAX_STEPS = 5_000_000  # syntax nodes run, about a second; a thousand messages of a long template take 200 000
+MAX_STEPS = 500_000  # syntax nodes run, a fraction of a second
+STEPS_PER_MESSAGE = 5_000  # long templates with tools take a tenth
 MAX_TEXT = 4_000_000  # characters written, beyond what the messages themselves need
+_CALL_STEPS = 10
 _MAX_INT_BITS = 256
 _MAX_INDENT = 16
 
@@ -66,11 +68,11 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self.filters = {name: _counted(self, self.filters[name]) for name in _FILTERS}
         self.filters |= {"join": self._join, "replace": self._replace, "indent": self._indent, "string": self.text, "tojson": self._tojson}
         self._callables = (*self.globals.values(), self.turns, self.spend, self.measured, self.joined)
-        self.start(0)
+        self.start(messages=0, input_chars=0)
 
-    def start(self, input_chars: int) -> None:
-        """A fresh budget for messages of `input_chars` characters."""
-        self.steps_left = MAX_STEPS
+    def start(self, *, messages: int, input_chars: int) -> None:
+        """A fresh budget for so many messages of `input_chars` characters together."""
+        self.steps_left = MAX_STEPS + STEPS_PER_MESSAGE * messages + input_chars
         self.text_left = self.text_limit = MAX_TEXT + 16 * input_chars
 
     def compiled(self, source: str) -> Template:
@@ -135,7 +137,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return any(isinstance(owner, kind) and getattr(obj, "__name__", "") in names for kind, names in _METHODS.items())
 
     def call(self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # positional names keep keywords free
-        self.spend(1)
+        self.spend(_CALL_STEPS)
         owner: object = getattr(__obj, "__self__", None)
         if isinstance(owner, str):
             self.spend(len(owner) >> 6)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, TypedDict
 
 if TYPE_CHECKING:
     import jinja2
 
 MAX_TEMPLATE_CHARS = 200_000  # the longest seen in the field is a tenth of this
+_PROBE = "Answer in rhymes."
 
 
 class Message(TypedDict):
@@ -42,15 +44,18 @@ class ChatTemplate:
         Raises TemplateError with the template's own message when it refuses these messages all the same.
         """
         merged = merge_system(messages)
+        if merged is not None and not self._takes_system:
+            messages = merged
+        return self._render(messages, add_generation_prompt)
+
+    @cached_property
+    def _takes_system(self) -> bool:
+        """Some templates refuse a system message, others drop it in silence."""
         try:
-            text = self._render(messages, add_generation_prompt)
+            text = self._render([{"role": "system", "content": _PROBE}, {"role": "user", "content": "Hi."}], True)
         except TemplateError:
-            if merged is None:
-                raise
-        else:
-            if merged is None or messages[0]["content"].strip() in text:
-                return text
-        return self._render(merged, add_generation_prompt)
+            return False
+        return _PROBE in text
 
     def _render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
         from jinja2 import TemplateError as JinjaError
@@ -63,7 +68,7 @@ class ChatTemplate:
                 template = self._compiled = self._compiled or Sandbox().compiled(self._source)
                 sandbox = template.environment
                 assert isinstance(sandbox, Sandbox)
-                sandbox.start(sum(len(m["content"]) + len(m["role"]) for m in messages))
+                sandbox.start(messages=len(messages), input_chars=sum(len(m["content"]) + len(m["role"]) for m in messages))
                 return template.render(messages=copies, add_generation_prompt=add_generation_prompt, **self._variables)
             except JinjaError as error:
                 raise TemplateError(_one_line(error) or "the chat template refuses these messages") from error

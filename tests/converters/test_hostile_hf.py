@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
@@ -16,8 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
+from edgespec.core.decoder import FAMILIES, RopeScaling
 from edgespec.core.errors import ArtifactError
 from edgespec_converters.checkpoint import open_checkpoint
+from edgespec_converters.sources.hf_config import hf_config as read_config
 from edgespec_converters.sources.safetensors_header import read_safetensors_header
 from tests.helpers.tiny import hf_config, tiny_config, tiny_tensors, write_gguf, write_hf
 
@@ -305,3 +308,37 @@ def test_nothing_there(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(hf_config(CONFIG)))
     with pytest.raises(ArtifactError, match="no safetensors file"):
         open_checkpoint(tmp_path)
+
+
+def test_a_file_that_may_not_be_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(self: Path) -> bytes:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "read_bytes", denied)
+    with pytest.raises(ArtifactError, match=r"config\.json cannot be read: Permission denied"):
+        open_checkpoint(folder)
+
+
+@pytest.mark.parametrize("as_gguf", [True, False])
+def test_a_file_that_shrinks_after_it_was_opened(as_gguf: bool, folder: Path) -> None:
+    path = write_gguf(folder / "m.gguf", CONFIG, tiny_tensors(CONFIG)) if as_gguf else folder / "model.safetensors"
+    checkpoint = open_checkpoint(path if as_gguf else folder)
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(ArtifactError, match="vanished or shrank"):
+        checkpoint.tensor("model.norm.weight")
+
+
+ODD = [None, True, -1, 0, 3, 2**70, 0.5, float("inf"), float("nan"), "x", [], [1], [None], {}, {"a": 1}, {"rope_type": "yarn"}]
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_odd_settings_are_an_artifact_error_or_a_config(data: st.DataObject) -> None:
+    """Whatever a config.json says, in the order of every family: nothing but ArtifactError comes out."""
+    config = tiny_config(data.draw(st.sampled_from(FAMILIES)), rope_scaling=RopeScaling(kind="yarn", factor=2.0, original_context=64))
+    values = hf_config(config) | {"text_config": None, "rope_parameters": None, "sliding_window_pattern": 6}
+    for target in (values, values["rope_scaling"]):
+        for key in data.draw(st.lists(st.sampled_from(sorted(target)), max_size=2)):
+            target[key] = data.draw(st.sampled_from(ODD))
+    with contextlib.suppress(ArtifactError):
+        read_config(values, "config.json", config.shapes())

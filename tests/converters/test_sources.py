@@ -10,12 +10,23 @@ import gguf
 import ml_dtypes
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
 
 from edgespec.core.decoder import FAMILIES, DecoderConfig, Family, RopeScaling
 from edgespec.core.errors import ArtifactError
 from edgespec_converters.checkpoint import Checkpoint, open_checkpoint
 from edgespec_converters.sources import gguf as gguf_source
-from tests.helpers.tiny import tiny_config, tiny_tensors, to_gguf_values, write_gguf, write_hf
+from tests.helpers.tiny import (
+    CHAT_TEMPLATE,
+    EOS_ID,
+    VOCAB_SIZE,
+    tiny_config,
+    tiny_tensors,
+    tiny_tokenizer,
+    to_gguf_values,
+    write_gguf,
+    write_hf,
+)
 
 SCALINGS = [
     RopeScaling(kind="linear", factor=4.0),
@@ -292,3 +303,18 @@ def test_license_of_a_model_card(tmp_path: Path) -> None:
     assert open_checkpoint(tmp_path).license == ""
     (tmp_path / "README.md").write_text('---\ntags: [x]\nlicense: "apache-2.0"\n---\nlicense: other\n')
     assert open_checkpoint(tmp_path).license == "apache-2.0"
+
+
+@pytest.mark.parametrize("as_gguf", [True, False])
+def test_tokenizer_comes_with_the_weights(as_gguf: bool, tmp_path: Path) -> None:
+    """The same ids from both formats; padding rows of the embedding are no tokens."""
+    config = tiny_config("qwen2", layers=1)
+    tensors = tiny_tensors(config)
+    source = write_gguf(tmp_path / "m.gguf", config, tensors) if as_gguf else write_hf(tmp_path, config, tensors)
+    found = open_checkpoint(source).tokenizer
+    assert (found.kind, found.vocab_size, found.add_bos, set(found.stop_ids)) == ("tokenizers", VOCAB_SIZE, False, {0, EOS_ID})
+    assert found.vocab_size < config.vocab_rows
+    assert found.chat_template == CHAT_TEMPLATE
+    rebuilt = Tokenizer.from_str(found.content.decode())
+    for text in ("def the return string", "Ünïcode 日本 🎉", "a  b\n\n 12345", "<|im_start|>user\nhi<|im_end|>"):
+        assert rebuilt.encode(text).ids == tiny_tokenizer().encode(text).ids

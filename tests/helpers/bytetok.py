@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from edgespec.orchestrator.text import Tokenizer
 from edgespec_converters.checkpoint import TokenizerFiles
 from edgespec_converters.sources.tokenizer_gguf import gguf_tokenizer
-
-from edgespec.orchestrator.text import Tokenizer
 
 END, START = 256, 257  # ids of <|im_end|> and <|im_start|>
 CONTROL = ("<|im_end|>", "<|im_start|>", "<|a|>", "|a|><|")  # the last two overlap

@@ -2,12 +2,13 @@
 
 The vocabulary is the 256 bytes and a few markers. The answer to "TEXT" is "You said: TEXT. You said: TEXT." and the end, whatever
 was asked before; a system message "S" makes it "S: TEXT.". With FAKE_STEP_S in the environment every forward pass takes so many
-seconds, with FAKE_LOAD_S loading does.
+seconds, with FAKE_LOAD_S loading does; "working" or "loading" on stderr then says that it has begun.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ from tests.helpers.toys import ToyEngine
 USER, SYSTEM, ASSISTANT, END = 256, 257, 258, 259
 VOCAB = 260
 loads: list[dict[str, object]] = []  # the options of every load since a test cleared it
+signs: set[str] = set()
 
 
 class ByteTokenizer:
@@ -74,9 +76,17 @@ def reply(tokens: list[int], begin: int) -> list[int]:
     return [*b"You said: ", *said, *b". You said: ", *said, *b".", END]
 
 
+def take_time(variable: str, sign: str) -> None:
+    if variable not in os.environ:
+        return
+    if sign not in signs:
+        signs.add(sign)
+        print(sign, file=sys.stderr, flush=True)
+    time.sleep(float(os.environ[variable]))
+
+
 def law(tokens: list[int]) -> np.ndarray:
-    if step_s := float(os.environ.get("FAKE_STEP_S", "0")):
-        time.sleep(step_s)
+    take_time("FAKE_STEP_S", "working")
     begin = asked(tokens)
     answer = [*b"raw"] * 200 if begin is None else reply(tokens, begin)
     said = len(tokens) - (begin or 0)
@@ -88,8 +98,7 @@ def law(tokens: list[int]) -> np.ndarray:
 def load(model: str | Path, **options: object) -> Runtime:
     """Stands in for `edgespec.load`."""
     loads.append({"model": model, **options})
-    if load_s := float(os.environ.get("FAKE_LOAD_S", "0")):
-        time.sleep(load_s)
+    take_time("FAKE_LOAD_S", "loading")
     if model == "absent" or options.get("draft") == "absent":
         raise ArtifactError("no model 'absent' in the store (installed: none); run `edgespec pull absent`")
     draft = str(options["draft"])

@@ -309,9 +309,9 @@ def write_gguf(
     writer = gguf.GGUFWriter(path, config.family)
     writer.add_name(f"tiny {config.family}")
     writer.add_license("apache-2.0")
-    for key, value in (_gguf_settings(config) | dict(settings or {})).items():
+    for key, value in (gguf_settings(config) | dict(settings or {})).items():
         _add(writer, f"{config.family}.{key}", value)
-    _add_tokenizer(writer)
+    _add_tokenizer(writer, config.vocab_rows)
     quantisation = gguf.GGMLQuantizationType[kind]
     for name, values in tensors.items():
         values = np.ascontiguousarray(to_gguf_values(config, name, values), np.float32)
@@ -331,7 +331,8 @@ def write_gguf(
     return path
 
 
-def _gguf_settings(config: DecoderConfig) -> dict[str, Any]:
+def gguf_settings(config: DecoderConfig) -> dict[str, Any]:
+    """Hyperparameters by key without the architecture, as llama.cpp's converter writes them."""
     out: dict[str, Any] = {
         "block_count": config.layers,
         "context_length": config.max_context,
@@ -377,12 +378,15 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
         writer.add_array(key, value)
 
 
-def _add_tokenizer(writer: gguf.GGUFWriter) -> None:
+def _add_tokenizer(writer: gguf.GGUFWriter, vocab_rows: int) -> None:
+    """llama.cpp's converter names padding rows and marks them unused."""
     tokens, merges = _bpe()
+    types = [gguf.TokenType.CONTROL if t in CONTROL_TOKENS else gguf.TokenType.NORMAL for t in tokens]
+    padding = range(len(tokens), vocab_rows)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("qwen2")
-    writer.add_token_list(tokens)
-    writer.add_token_types([3 if t in CONTROL_TOKENS else 1 for t in tokens])
+    writer.add_token_list(tokens + [f"[PAD{i}]" for i in padding])
+    writer.add_token_types(types + [gguf.TokenType.UNUSED] * len(padding))
     writer.add_token_merges([f"{a} {b}" for a, b in merges])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(EOS_ID)

@@ -6,6 +6,9 @@ import json
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
+from numpy.typing import NDArray
+
 from edgespec.core.errors import ArtifactError
 
 _MAX_JSON_BYTES = 16 << 20
@@ -38,15 +41,20 @@ def is_gguf(path: Path) -> bool:
     return path.is_file() and describe(path) == "a GGUF file"
 
 
+def map_bytes(path: Path, offset: int, nbytes: int) -> NDArray[np.uint8]:
+    """Part of a file as read-only uint8 [nbytes], in memory only where touched and only while it is held."""
+    try:
+        return np.memmap(path, np.uint8, mode="r", offset=offset, shape=(nbytes,)).view(np.ndarray)
+    except (OSError, ValueError) as error:  # ValueError: shorter than when its header was read
+        raise ArtifactError(f"{path} vanished or shrank while it was being read: {error}") from error
+
+
 def load_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file. Raises ArtifactError for anything else."""
-    try:
-        size = path.stat().st_size
-        if size > _MAX_JSON_BYTES:
-            raise ArtifactError(f"{path} has {size} bytes, more than the {_MAX_JSON_BYTES} a settings file may have")
-        return parse_object(path.read_bytes(), str(path))
-    except OSError as error:
-        raise ArtifactError(f"{path} cannot be read: {error.strerror or error}") from error
+    size = path.stat().st_size
+    if size > _MAX_JSON_BYTES:
+        raise ArtifactError(f"{path} has {size} bytes, more than the {_MAX_JSON_BYTES} a settings file may have")
+    return parse_object(path.read_bytes(), str(path))
 
 
 def parse_object(data: bytes, where: str) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from edgespec.core.decoder import DecoderConfig
 from edgespec.core.errors import ArtifactError
 from edgespec.core.scores import Float32
 from edgespec_converters.checkpoint import StoredTensor, TokenizerFiles
+from edgespec_converters.sources.content import map_bytes
 from edgespec_converters.sources.gguf_config import gguf_config, gguf_family
 from edgespec_converters.sources.gguf_header import GgufHeader, TensorInfo, read_header
 from edgespec_converters.sources.inventory import check_tensors
@@ -152,7 +153,7 @@ def _hugging_face_name(name: str, config: DecoderConfig) -> str:
 
 def _map(path: Path, info: TensorInfo) -> NDArray[Any]:
     """[shape…] for plain types, uint8 [rows, bytes per row] for block types."""
-    raw = np.memmap(path, np.uint8, mode="r", offset=info.offset, shape=(info.nbytes,)).view(np.ndarray)
+    raw = map_bytes(path, info.offset, info.nbytes)
     if plain := _PLAIN.get(info.kind.name):
         return raw.view(plain).reshape(info.shape)
     block, block_bytes = gguf.GGML_QUANT_SIZES[info.kind]

@@ -14,7 +14,7 @@ from edgespec.core.decoder import DecoderConfig
 from edgespec.core.errors import ArtifactError
 from edgespec.core.scores import Float32
 from edgespec_converters.checkpoint import StoredTensor, TokenizerFiles
-from edgespec_converters.sources.content import load_json
+from edgespec_converters.sources.content import load_json, map_bytes
 from edgespec_converters.sources.hf_config import hf_config, refuse_code
 from edgespec_converters.sources.inventory import check_tensors
 from edgespec_converters.sources.safetensors_header import Entry, read_safetensors_header
@@ -84,8 +84,7 @@ class HfCheckpoint:
 
     def _map(self, name: str) -> NDArray[Any]:
         entry = self._entries[name]
-        raw = np.memmap(entry.file, np.uint8, mode="r", offset=entry.offset, shape=(entry.nbytes,)).view(np.ndarray)
-        return raw.view(_DTYPES[entry.dtype]).reshape(entry.shape)
+        return map_bytes(entry.file, entry.offset, entry.nbytes).view(_DTYPES[entry.dtype]).reshape(entry.shape)
 
 
 def _refuse_code(folder: Path, config: Mapping[str, Any]) -> None:

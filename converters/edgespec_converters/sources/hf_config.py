@@ -12,8 +12,12 @@ from edgespec.core.errors import ArtifactError
 from edgespec_converters.sources.settings import Settings
 
 _MODEL_TYPES: dict[str, Family] = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3_text": "gemma3", "gemma3": "gemma3"}
-_ACTIVATIONS = {"llama": ("hidden_act", "silu"), "qwen2": ("hidden_act", "silu"), "qwen3": ("hidden_act", "silu")}
-_GEMMA3_ACTIVATION = ("hidden_activation", "gelu_pytorch_tanh")
+_ACTIVATIONS: dict[Family, tuple[str, str]] = {
+    "llama": ("hidden_act", "silu"),
+    "qwen2": ("hidden_act", "silu"),
+    "qwen3": ("hidden_act", "silu"),
+    "gemma3": ("hidden_activation", "gelu_pytorch_tanh"),
+}
 _DEFAULTS: dict[Family, dict[str, Any]] = {
     "llama": {"tie_word_embeddings": False, "rope_theta": 10000.0},
     "qwen2": {"tie_word_embeddings": False, "rope_theta": 10000.0},
@@ -77,7 +81,7 @@ def hf_config(values: Mapping[str, Any], where: str, tensors: Collection[str]) -
     for key, allowed in _MUST_BE.items():
         if s.get(key) not in allowed:
             raise s.refuse(key, f"edgespec knows {family} models without it")
-    key, activation = _GEMMA3_ACTIVATION if family == "gemma3" else _ACTIVATIONS[family]
+    key, activation = _ACTIVATIONS[family]
     if s.text(key, activation) != activation:
         raise s.refuse(key, f"{family} models use {activation}")
     defaults = _DEFAULTS[family]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +13,7 @@ _MAX_FLOAT32 = 3.4e38
 
 
 @contextmanager
-def naming(where: str) -> Iterator[None]:
+def naming(where: str) -> Generator[None]:
     """Put the file's name before an ArtifactError that does not know it, such as one of `DecoderConfig`."""
     try:
         yield

@@ -112,7 +112,7 @@ class _Tensors:
         if format.quantized:
             quantized = quantize_tensor(self._checkpoint, name, format)
             if quantized.block != format.block:
-                why = f"int{quantized.bits} block {quantized.block} (the source's own blocks, kept exactly)"
+                why = f"int{quantized.bits} block {quantized.block} (the source's own blocks)"
             self._put_quantized(name, quantized)
         else:
             self._put_float(name, self._sixteen(name) if format.bits == 16 else "F32")
