@@ -64,7 +64,8 @@ def convert(
         source=checkpoint.source,
         license=checkpoint.license,
     )
-    artifacts = [_write_artifact(checkpoint, chosen, target, destination, tokenizer.vocab_size, progress) for target in targets]
+    once = dict.fromkeys(targets)
+    artifacts = [_write_artifact(checkpoint, chosen, target, destination, tokenizer.vocab_size, progress) for target in once]
     measured = _measure(checkpoint, tokenizer, manifest, artifacts, destination, progress)
     for artifact, numbers in zip(artifacts, measured, strict=True):
         parity.check_gate(numbers, chosen.gate, f"{name} as {artifact.folder}")

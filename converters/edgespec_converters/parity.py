@@ -87,7 +87,8 @@ def check_gate(parity: Parity, gate: Gate, what: str) -> None:
         return
     raise ArtifactError(
         f"{what} strays too far from its source: argmax agreement {parity.argmax_agreement:.3f} (at least {gate.argmax_agreement:g}), "
-        f"KL {parity.kl:.4f} nats (at most {gate.kl:g}) on {parity.n} positions; choose a recipe with more bits, or write one with a lower gate"
+        f"KL {parity.kl:.4f} nats (at most {gate.kl:g}) on {parity.n} positions; "
+        "choose a recipe with more bits, or write one with a lower gate"
     )
 
 
