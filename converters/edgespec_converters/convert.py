@@ -40,13 +40,12 @@ def convert(
     targets: Sequence[str],
     destination: Path,
     progress: Progress = lambda stage, done, total: None,
-    force: bool = False,
 ) -> Manifest:
     """Write a whole package into the folder `destination`, manifest last, and return the manifest.
 
     `recipe` is a name or a .toml file; `targets` are engines. Raises ArtifactError for a source whose tokenizer and weights do not
-    belong together, and for an artifact that misses its recipe's gate, unless `force`. Making the folder appear in the store
-    in one step is the caller's affair.
+    belong together, and for an artifact that misses its recipe's gate. Making the folder appear in the store in one step is the
+    caller's affair.
     """
     check_name(name)
     chosen = load_recipe(recipe)
@@ -65,11 +64,11 @@ def convert(
         source=checkpoint.source,
         license=checkpoint.license,
     )
-    artifacts = [_write_artifact(checkpoint, chosen, target, destination, tokenizer.vocab_size, progress) for target in targets]
+    once = dict.fromkeys(targets)
+    artifacts = [_write_artifact(checkpoint, chosen, target, destination, tokenizer.vocab_size, progress) for target in once]
     measured = _measure(checkpoint, tokenizer, manifest, artifacts, destination, progress)
-    if not force:
-        for artifact, numbers in zip(artifacts, measured, strict=True):
-            parity.check_gate(numbers, chosen.gate, f"{name} as {artifact.folder}")
+    for artifact, numbers in zip(artifacts, measured, strict=True):
+        parity.check_gate(numbers, chosen.gate, f"{name} as {artifact.folder}")
     manifest = replace(manifest, artifacts=tuple(replace(a, parity=p) for a, p in zip(artifacts, measured, strict=True)))
     (destination / "manifest.json").write_text(manifest.to_json(), encoding="utf-8")
     return manifest

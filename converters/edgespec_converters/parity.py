@@ -87,7 +87,8 @@ def check_gate(parity: Parity, gate: Gate, what: str) -> None:
         return
     raise ArtifactError(
         f"{what} strays too far from its source: argmax agreement {parity.argmax_agreement:.3f} (at least {gate.argmax_agreement:g}), "
-        f"KL {parity.kl:.4f} nats (at most {gate.kl:g}) on {parity.n} positions; choose a recipe with more bits, or --force it"
+        f"KL {parity.kl:.4f} nats (at most {gate.kl:g}) on {parity.n} positions; "
+        "choose a recipe with more bits, or write one with a lower gate"
     )
 
 
@@ -100,8 +101,8 @@ def _causal(config: DecoderConfig, index: int, lengths: Sequence[int]) -> Callab
     window = config.window(index)
 
     def attend(q: Float32, k: Float32, v: Float32) -> Float32:
-        out = [_attend(*part, window, config.scale) for part in zip(*(_parts(a, lengths) for a in (q, k, v)), strict=True)]
-        return np.concatenate(out)
+        each = zip(_parts(q, lengths), _parts(k, lengths), _parts(v, lengths), strict=True)
+        return np.concatenate([_attend(*qkv, window, config.scale) for qkv in each])
 
     return attend
 
