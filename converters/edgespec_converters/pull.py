@@ -15,11 +15,9 @@ from edgespec.orchestrator import store
 from edgespec.orchestrator.store import Package
 from edgespec_converters import fetch as fetching
 from edgespec_converters.fetch import Progress, Source, silent
-from edgespec_converters.registry import Entry, HubSource, lookup
+from edgespec_converters.registry import DEFAULT_RECIPE, DEFAULT_TARGETS, Entry, HubSource, lookup
 
 _HUB = re.compile(r"hf:(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w.-]+))?(?:/(?P<file>[\w.-]+(?:/[\w.-]+)*))?")
-DEFAULT_RECIPE = "int8"
-DEFAULT_TARGETS = ("onnx", "mlx")
 # An artifact's size as a multiple of its source, on the safe side: 8 bits and scales from a 4-bit GGUF, from 16-bit floats.
 _GROWTH_GGUF, _GROWTH_FLOAT = 2.2, 0.7
 
@@ -70,7 +68,8 @@ def pull(
 ) -> Package:
     """The package of `spec` in the store, fetched and converted unless it is there with this recipe for all `targets`.
 
-    A package made from the same weights keeps its other artifacts; `force` starts afresh. `accept_terms` is asked about models that
+    A package made from the same weights keeps its other artifacts; `force` starts afresh, and installs an artifact that misses its
+    recipe's gate too. `accept_terms` is asked about models that
     come under terms. `notify` gets one line about each thing worth saying; `timeout_s` is how long to wait for another process
     at work on the same model. Raises ArtifactError; then the store is as before, and what was downloaded waits for the next try.
     """
@@ -89,7 +88,7 @@ def pull(
         _check_space(origin, len(missing))
         weights = _fetch(origin, source, progress)
         with store.staging(origin.name) as folder:
-            manifest = _convert(weights, folder, name=origin.name, recipe=recipe, targets=missing, progress=progress)
+            manifest = _convert(weights, folder, name=origin.name, recipe=recipe, targets=missing, force=force, progress=progress)
             manifest = _described(manifest, origin)
             if present is not None:
                 manifest = _with_earlier(manifest, folder, present, notify)
@@ -157,11 +156,11 @@ def _fetch(origin: Origin, source: Source, progress: Progress) -> Path:
     return origin.path
 
 
-def _convert(weights: Path, folder: Path, *, name: str, recipe: str, targets: Sequence[str], progress: Progress) -> Manifest:
+def _convert(weights: Path, folder: Path, *, name: str, recipe: str, targets: Sequence[str], force: bool, progress: Progress) -> Manifest:
     from edgespec_converters.checkpoint import open_checkpoint
     from edgespec_converters.convert import convert  # here, as it brings the device libraries
 
-    return convert(open_checkpoint(weights), name=name, recipe=recipe, targets=targets, destination=folder, progress=progress)
+    return convert(open_checkpoint(weights), name=name, recipe=recipe, targets=targets, destination=folder, progress=progress, force=force)
 
 
 def _described(manifest: Manifest, origin: Origin) -> Manifest:

