@@ -33,6 +33,35 @@ def check_divergence(
     return at
 
 
+def tree_rounding(engine: Engine, token_ids: Sequence[int], rng: np.random.Generator, *, read_as_tree: int = 12) -> float:
+    """Largest change of the last token's logits when the last tokens are read along side branches instead of as a chain.
+
+    The path is the same, only its rows lie apart, with wrong siblings between them. In exact arithmetic nothing changes; what an
+    engine with 8-bit activations shows here is its rounding, and the yardstick for `check_divergence` on trees.
+    """
+    cache = engine.new_cache(len(token_ids) + 8)
+    at = len(token_ids) - read_as_tree
+    engine.forward([(TokenBatch.chain(token_ids[:at], scored=0), cache)])
+    cache.commit(range(at))
+    last_row = np.empty(0)
+    while at < len(token_ids):
+        tokens, parents, path = list[int](), list[int](), list[int]()
+        while len(tokens) < 8 and at < len(token_ids):
+            if rng.random() < 0.5:
+                parents.append(int(rng.integers(-1, len(tokens))) if tokens else -1)
+                tokens.append(int(rng.integers(0, engine.spec.vocab_size)))
+            else:
+                parents.append(path[-1] if path else -1)
+                path.append(len(tokens))
+                tokens.append(token_ids[at])
+                at += 1
+        (scores,) = engine.forward([(TokenBatch(np.array(tokens, np.int32), np.array(parents, np.int32)), cache)])
+        if path:
+            last_row = np.array(scores.logits.row(path[-1]))
+        cache.commit(path)
+    return float(np.abs(last_row - _last_row(engine, token_ids, rows=1)).max())
+
+
 def _last_row(engine: Engine, prefix: Sequence[int], *, rows: int) -> np.ndarray:
     """Logits [V] after the prefix, whose last `rows` tokens are scored in one pass on a fresh cache."""
     cache = engine.new_cache(len(prefix))

@@ -18,11 +18,13 @@ from edgespec.orchestrator.loop import Parts, decode, prefill
 from edgespec.orchestrator.runtime import Runtime
 from edgespec.verification.greedy import GreedyVerifier
 from edgespec.verification.rejection import RejectionVerifier
-from tests.helpers.divergence import check_divergence
+from tests.helpers.divergence import check_divergence, tree_rounding
 from tests.helpers.hostile import SpoilingDrafter
 from tests.helpers.real import PROMPTS, loaded
 from tests.helpers.toyloop import Always
 
+MLX_ROUNDING = 0.05  # logits; float32 activations
+INT8_TREE_ROUNDING = 1.5  # logits; 30 layers of 8-bit activations, the largest of 49152 columns (1.3 seen)
 SMALL, TARGET, DRAFT = "smollm2-135m", "qwen2.5-coder-1.5b", "qwen2.5-coder-0.5b"
 
 
@@ -146,15 +148,22 @@ def test_smollm2_never_refuses_itself() -> None:
 
 
 @pytest.mark.real
-@pytest.mark.parametrize(("engine", "tree", "count", "n"), [("onnx", True, 16, 24), ("mlx", False, 2, 10), ("mlx", True, 2, 10)])
+@pytest.mark.parametrize(("engine", "tree", "count", "n"), [("onnx", True, 12, 20), ("mlx", False, 1, 8), ("mlx", True, 1, 8)])
 def test_esb_09_trees_and_other_engines_differ_by_rounding_only(engine: str, tree: bool, count: int, n: int) -> None:
+    """With 8-bit activations a side branch rounds otherwise than a chain does. How much is measured, not assumed."""
     runtime = loaded(SMALL, engine=engine)
     prompts = encoded(runtime, count)
+    tolerance = MLX_ROUNDING
+    if engine == "onnx":
+        rng = np.random.default_rng(3)
+        rounding = max(tree_rounding(runtime.target, prompt, rng) for prompt in prompts)
+        assert rounding <= INT8_TREE_ROUNDING
+        tolerance = 2 * rounding  # both choices are moved
     plain = {tuple(p): speak(runtime, NoDrafter(), p, n=n, k=0).token_ids for p in prompts}
     drafter = SpoilingDrafter(plain, runtime.spec.vocab_size, tree=tree)
     kept = 0
     for i, prompt in enumerate(prompts):
         spoken = speak(runtime, drafter, prompt, n=n, k=8, seed=i)
         kept += spoken.kept
-        check_divergence(runtime.target, prompt, plain[tuple(prompt)], spoken.token_ids, tolerance=0.25)
+        check_divergence(runtime.target, prompt, plain[tuple(prompt)], spoken.token_ids, tolerance=tolerance)
     assert kept > 0
