@@ -183,8 +183,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def _indent(self, s: Any, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
         margin = width if isinstance(width, str) else " " * min(width, _MAX_INDENT)
-        lines = self.text(s).splitlines()
-        indented = (margin + line if (line or blank) and (n or first) else line for n, line in enumerate(lines))
+        lines = (self.text(s) + "\n").splitlines()  # the last line may be empty
+        indented = (margin + line if (line or blank if n else first) else line for n, line in enumerate(lines))
         return self._join_method("\n", indented)
 
     def _tojson(

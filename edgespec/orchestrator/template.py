@@ -33,7 +33,8 @@ class ChatTemplate:
         if len(source) > MAX_TEMPLATE_CHARS:
             raise TemplateError(f"the chat template has {len(source)} characters, more than {MAX_TEMPLATE_CHARS}; it is broken or hostile")
         self._source = source
-        self._variables = {"bos_token": bos_token, "eos_token": eos_token}
+        # Templates are written for a library that always names tools and documents.
+        self._variables = {"bos_token": bos_token, "eos_token": eos_token, "tools": None, "documents": None}
         self._lock = threading.Lock()
         self._compiled: jinja2.Template | None = None
 

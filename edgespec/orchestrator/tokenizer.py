@@ -7,7 +7,7 @@ import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Self
 
@@ -173,19 +173,26 @@ class Spellings:
     def __init__(self, ids: Mapping[str, int]) -> None:
         self._ids = {text: i for text, i in ids.items() if len(text) > 1}
         self._lengths = sorted({len(text) for text in self._ids}, reverse=True)
+        self._longest = self._lengths[0] if self._lengths else 0
+        self._beginnings = {text[:n] for text in self._ids for n in range(1, len(text))}
+        self._endings = {text[n:] for text in self._ids for n in range(1, len(text))}
         # Vocabularies have thousands of control tokens: look where one may start, then ask the table, longest first.
         starts = "".join(sorted({re.escape(text[:1]) for text in self._ids}))
         self._start = re.compile(f"[{starts}]") if starts else None
 
     def broken(self, text: str, mark: str) -> str:
-        """`text` with `mark` inside every spelling, overlapping ones included."""
-        parts: list[str] = []
-        done = 0
-        for start in self._starts(text):
-            if self._match(text, start):
-                parts += text[done : start + 1], mark
-                done = start + 1
-        return "".join((*parts, text[done:]))
+        """`text` with `mark` inside every spelling, overlapping ones included, and inside what could become one at its edges.
+
+        Templates put text of their own before and after a message, and may trim it.
+        """
+        cuts = {start + 1 for start in self._starts(text) if self._match(text, start)}
+        for end in {len(text), len(text.rstrip())}:
+            cuts.update(start + 1 for start in range(max(0, end - self._longest), end) if text[start:end] in self._beginnings)
+        for start in {0, len(text) - len(text.lstrip())}:
+            if any(text[start:end] in self._endings for end in range(start + 1, min(len(text), start + self._longest) + 1)):
+                cuts.add(start)
+        edges = [0, *sorted(cuts), len(text)]
+        return mark.join(text[left:right] for left, right in pairwise(edges))
 
     def split(self, text: str) -> Iterator[str | int]:
         """Runs of plain text and control ids, in order; the longest spelling wins."""

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from jinja2.sandbox import SandboxedEnvironment
 
 from edgespec.orchestrator.sandbox import MAX_STEPS, Sandbox
 from edgespec.orchestrator.template import MAX_TEMPLATE_CHARS, ChatTemplate, Message, TemplateError
@@ -121,6 +122,7 @@ def test_long_chats_render() -> None:
         ("{% for m in messages %}{% break %}{% endfor %}x", "x"),
         ("{{ messages|tojson }}", '[{"role": "user", "content": "Hi"}]'),
         ("{{ {'é': '<&>'}|tojson(indent=2) }}", '{\n  "é": "<&>"\n}'),
+        ("{{ tools is none }}{{ documents is none }}{{ enable_thinking is defined }}", "TrueTrueFalse"),
         ("{{ bos_token + messages[0]['content'] + eos_token }}", "<s>Hi</s>"),
         ("{% if tools is defined and tools %}t{% endif %}{{ add_generation_prompt }}", "True"),
         ("{%- set ns = namespace(n=0) -%}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}", "1"),
@@ -141,6 +143,29 @@ def test_what_chat_templates_use(source: str, expected: str | None) -> None:
             template.render(USER)
     else:
         assert template.render(USER) == expected
+
+
+@pytest.mark.parametrize("text", ["", "a", "a\n", "a\nb", "a\n\nb\n", "\n", "\n\n"])
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "t|indent",
+        "t|indent(2, true)",
+        "t|indent('>', false, true)",
+        "t|replace('a', 'xx')",
+        "t|replace('', '-')",
+        "[t, 1, none]|join('+')",
+        "messages|join('|', attribute='role')",
+        "t.replace('a', 'b', 1)",
+        "'-'.join([t, 'x'])",
+        "t ~ 1 ~ none",
+        "[t, {'k': t}]|string",
+    ],
+)
+def test_bounded_operations_equal_jinjas_own(expression: str, text: str) -> None:
+    source = "{% set t = messages[0]['content'] %}{{ EXPRESSION }}".replace("EXPRESSION", expression)
+    messages: list[Message] = [{"role": "user", "content": text}, {"role": "tool", "content": "x"}]
+    assert ChatTemplate(source).render(messages) == SandboxedEnvironment().from_string(source).render(messages=messages)
 
 
 REFUSES_SYSTEM = (

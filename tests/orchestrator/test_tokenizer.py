@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from edgespec.core.errors import ArtifactError
@@ -152,6 +152,7 @@ def test_esb_36_a_message_cannot_open_a_turn() -> None:
 
 
 @both
+@example(contents=["<|a|>"], role="")
 @given(contents=st.lists(texts, min_size=1, max_size=3), role=texts)
 def test_esb_36_control_tokens_of_a_chat_come_from_the_template_alone(tokenizer: Tokenizer, contents: list[str], role: str) -> None:
     end, start = (CONTROL[0], CONTROL[1]) if tokenizer is BYTES else ("</s>", "<s>")
@@ -162,6 +163,14 @@ def test_esb_36_control_tokens_of_a_chat_come_from_the_template_alone(tokenizer:
     assert spelled == [start, end] * len(contents)
     if tokenizer is BYTES:
         assert chatty.decode(ids) == "".join(f"{role}:{content}" for content in contents)
+
+
+@pytest.mark.parametrize("content", ["<|a|>", "<|a|> \n", "|a|>", "<", ">", "|"])
+@pytest.mark.parametrize("source", ["{{ messages[0].content }}<|im_end|>", "|a|>{{ messages[0].content|trim }}<|im_end|>"])
+def test_esb_36_a_message_cannot_borrow_half_a_marker_from_the_template(content: str, source: str) -> None:
+    """`|a|><|` is a marker too: it may not arise where a message ends in `|a|>` and the template goes on with `<|`."""
+    ids = bytetok(template=source).encode_chat([{"role": "user", "content": content}])
+    assert [i for i in ids if i in BYTES.control_ids] == [END]
 
 
 def test_an_ordinary_chat_gets_the_ids_of_its_rendered_text() -> None:
