@@ -26,6 +26,7 @@ from edgespec.core.scores import Float32, HostLogits, Int32
 
 _MASKED = np.finfo(np.float32).min
 _MAX_BOUND_SHAPES = 64
+_PASS_ROWS = 128  # a prefill in wider passes is hardly faster and needs twice the memory each time the width doubles
 _FATAL_ONLY = 4  # log level: a cancelled run is no error of ours
 
 
@@ -86,8 +87,7 @@ class _Step:
     values: list[Any]  # owners of the bound memory
     input_ids: Int32  # [1, S]
     position_ids: NDArray[np.int64]  # [1, S + 1]
-    bias: Float32  # [S + 1, C]
-    window_bias: Float32 | None  # [S + 1, C]
+    bias: dict[str, Float32]  # [S + 1, C] for each kind of layer
     logits: Float32  # [R, V]
     features: Float32 | None  # [S, D]
 
@@ -100,6 +100,7 @@ class _Steps:
         self._owner = owner
         self._kv = [owner.value(part) for part in kv]
         self._columns = kv.shape[3]
+        self._tables = {kind: owner.rotations(layer, self._columns) for kind, layer in owner.kinds.items()}
         self._total = owner.value(np.array([self._columns], np.int32))
         self._kv_length = owner.value(self.kv_length)
         self._bound: dict[tuple[int, int, bool], _Step] = {}
@@ -108,8 +109,8 @@ class _Steps:
     def get(self, rows: int, scored: int, features: bool) -> _Step:
         if step := self._bound.get((rows, scored, features)):
             return step
-        if rows >= len(self._bias) or scored > len(self._logits):
-            self._allocate(max(rows, len(self._bias) - 1), max(scored, len(self._logits)))
+        if rows > self._rows or scored > len(self._logits):
+            self._allocate(max(rows, self._rows), max(scored, len(self._logits)))
         if len(self._bound) >= _MAX_BOUND_SHAPES:
             self._bound.clear()
         step = self._bound[rows, scored, features] = self._bind(rows, scored, features)
@@ -117,8 +118,8 @@ class _Steps:
 
     def _allocate(self, rows: int, scored: int) -> None:
         self._bound.clear()
-        self._bias = np.zeros((rows + 1, self._columns), np.float32)
-        self._window_bias = np.zeros_like(self._bias) if self._owner.windowed else None
+        self._rows = rows
+        self._bias = {kind: np.zeros((rows + 1, self._columns), np.float32) for kind in self._tables}
         self._logits = np.empty((scored, self._owner.spec.vocab_size), np.float32)
 
     def _bind(self, rows: int, scored: int, features: bool) -> _Step:
@@ -130,8 +131,7 @@ class _Steps:
             values,
             np.zeros((1, rows), np.int32),
             np.zeros((1, rows + 1), np.int64),
-            self._bias[: rows + 1],
-            None if self._window_bias is None else self._window_bias[: rows + 1],
+            {kind: bias[: rows + 1] for kind, bias in self._bias.items()},
             self._logits[:scored],
             np.empty((rows, owner.spec.hidden), np.float32) if features else None,
         )
@@ -140,10 +140,9 @@ class _Steps:
             "position_ids": step.position_ids,
             "rows": np.arange(rows - scored, rows),
             "query_seqlens": np.array([rows + 1], np.int32),
-            "attention_bias": step.bias[None, None],
         }
-        if step.window_bias is not None:
-            inputs["window_bias"] = step.window_bias[None, None]
+        for kind, (cos, sin) in self._tables.items():
+            inputs |= {f"{kind}bias": step.bias[kind][None, None], f"{kind}cos": cos, f"{kind}sin": sin}
         outputs: dict[str, NDArray[Any]] = {"logits": step.logits}
         if step.features is not None:
             outputs["features"] = step.features[None]
@@ -164,7 +163,8 @@ class OnnxEngine:
     """One session, one thread pool, one pass at a time. Made by `BACKEND.load`."""
 
     def __init__(self, session: Any, library: Any, spec: ModelSpec, config: DecoderConfig, *, width_invariant: bool) -> None:
-        self.windowed = any(config.sliding)
+        # What the graph's inputs for global and for sliding layers begin with, and a layer of each.
+        self.kinds = {"" if config.window(layer) is None else "window_": layer for layer in range(config.layers)}
         self._session: Any = session
         self._library, self._spec, self._config = library, spec, config
         self._capabilities = Capabilities(features=True, width_invariant=width_invariant)
@@ -210,6 +210,12 @@ class OnnxEngine:
             raise ContractError(f"ONNX Runtime copied an array of shape {array.shape} instead of sharing it")
         return value
 
+    def rotations(self, layer: int, positions: int) -> tuple[Float32, Float32]:
+        """cos and sin of the rotary angles of a layer, float32 [positions, head_dim / 2] each."""
+        inverse, factor = self._config.rope(layer)
+        angles = np.outer(np.arange(positions), inverse)
+        return (np.cos(angles) * factor).astype(np.float32), (np.sin(angles) * factor).astype(np.float32)
+
     def new_binding(self) -> Any:
         return self._open().io_binding()
 
@@ -224,35 +230,41 @@ class OnnxEngine:
         return self._session
 
     def _score(self, batch: TokenBatch, cache: OnnxCache, features: bool) -> Scores:
-        n, start = len(batch), cache.length
-        step = cache.steps.get(n, max(batch.n_scored, 1), features)  # the head of one row is cheaper than a graph without it
         cache.pending = None  # its rows are about to be overwritten
-        cache.steps.kv_length[0] = start + n
-        step.input_ids[0] = batch.token_ids
-        step.position_ids[0, n] = start + n
-        if is_chain(batch.parents):
-            step.position_ids[0, :n] = np.arange(start, start + n)
-            self._run(step, start, None)
-        else:
-            step.position_ids[0, :n] = start + depths(batch.parents)
-            self._run(step, start, ancestor_mask(batch.parents))
-        return Scores(HostLogits(step.logits[len(step.logits) - batch.n_scored :]), step.features)
+        if not is_chain(batch.parents):
+            step = self._run(cache, cache.length, batch.token_ids, batch.n_scored, features, batch.parents)
+            return Scores(HostLogits(step.logits), step.features)
+        start = 0
+        while not features and len(batch) - start - batch.n_scored >= _PASS_ROWS:  # a long prefill needs no wide activations
+            self._run(cache, cache.length + start, batch.token_ids[start : start + _PASS_ROWS], 0, False)
+            start += _PASS_ROWS
+        if start == len(batch):
+            return Scores(HostLogits(np.empty((0, self._spec.vocab_size), np.float32)))
+        step = self._run(cache, cache.length + start, batch.token_ids[start:], batch.n_scored, features)
+        return Scores(HostLogits(step.logits), step.features)
 
-    def _run(self, step: _Step, start: int, mask: NDArray[np.bool_] | None) -> None:
-        """Run with node i seeing node j where `mask` [n, n] says so; None: a chain, for which the operator's causal mask will do."""
-        n = step.input_ids.shape[1]
-        nodes = step.bias[:n, start : start + n]
-        if mask is not None:
-            nodes[~mask] = _MASKED
-        if step.window_bias is not None:
-            _mask_windows(step, start, self._config.sliding_window, mask)
+    def _run(self, cache: OnnxCache, start: int, token_ids: Int32, scored: int, features: bool, parents: Int32 | None = None) -> _Step:
+        """One pass over rows that follow `start` tokens; `parents` None: a chain, for which the operator's causal mask will do."""
+        n = len(token_ids)
+        step = cache.steps.get(n, scored, features)
+        cache.steps.kv_length[0] = start + n
+        step.input_ids[0] = token_ids
+        step.position_ids[0, :n] = np.arange(start, start + n) if parents is None else start + depths(parents)
+        step.position_ids[0, n] = start + n
+        seen = None if parents is None else ancestor_mask(parents)
+        nodes = step.bias[""][:n, start : start + n] if "" in step.bias else None
+        if seen is not None and nodes is not None:
+            nodes[~seen] = _MASKED
+        if "window_" in step.bias:
+            _mask_windows(step, start, self._config.sliding_window, seen)
         try:
             self._open().run_with_iobinding(step.binding, self._options)
         except (RuntimeError, *library_errors()) as error:  # the Python layer turns some of its own into RuntimeError
             raise DeviceError(f"ONNX Runtime failed while running {self._spec.name}: {error}") from error
         finally:
-            if mask is not None:
+            if seen is not None and nodes is not None:
                 nodes[:] = 0
+        return step
 
     def _interrupt(self) -> None:
         self._options.terminate = True
@@ -283,11 +295,10 @@ def library_errors() -> tuple[type[Exception], ...]:
 
 def _mask_windows(step: _Step, start: int, window: int, mask: NDArray[np.bool_] | None) -> None:
     """Let row i see the last `window` positions up to its own: columns are committed tokens, then the rows, as far as `bias` allows."""
-    assert step.window_bias is not None
     n = step.input_ids.shape[1]
     positions = step.position_ids[0, :n]
     columns = np.concatenate([np.arange(start), positions])
     hidden = columns <= positions[:, None] - window
     if mask is not None:
         hidden[:, start:] |= ~mask
-    step.window_bias[:n, : start + n] = np.where(hidden, _MASKED, np.float32(0))
+    step.bias["window_"][:n, : start + n] = np.where(hidden, _MASKED, np.float32(0))

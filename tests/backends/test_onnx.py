@@ -165,6 +165,19 @@ def test_stale_rows_do_not_leak(engine):
     assert np.isfinite(score(engine, cache, tree)).all()
 
 
+def test_a_long_prefill_runs_in_narrow_passes(engine, monkeypatch):
+    ids = tokens(240)
+    expected = score(engine, prefilled(engine, ids, capacity=256), TokenBatch.chain([1]))
+    runs = []
+    cache = engine.new_cache(256)
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "_session", Session(engine._session, lambda: runs.append(1)))
+        assert len(engine.forward([(TokenBatch.chain(ids, scored=1), cache)])[0].logits) == 1
+    assert len(runs) == 2
+    cache.commit(range(240))
+    np.testing.assert_array_equal(score(engine, cache, TokenBatch.chain([1])), expected)
+
+
 # -- stopping and failing ---------------------------------------------------------------------------------------------
 
 

@@ -128,8 +128,8 @@ def test_esb_64_large_constants_are_outside_the_graph_and_the_pair_can_move(tmp_
     assert sum(tensor.nbytes for tensor in checkpoint.tensors.values()) > 4 << 20
     assert (folder / "model.onnx").stat().st_size < 1 << 17
     model = onnx.load(folder / "model.onnx", load_external_data=False)
-    rope = next(tensor for tensor in model.graph.initializer if tensor.name == "rope.global.cos")
-    assert rope.data_location == onnx.TensorProto.EXTERNAL
+    table = next(tensor for tensor in model.graph.initializer if tensor.name == "model.embed_tokens.weight")
+    assert table.data_location == onnx.TensorProto.EXTERNAL
     shutil.move(tmp_path / "here", tmp_path / "there")
     moved = BACKEND.load(tmp_path / "there", tiny_manifest(checkpoint, artifact), artifact)
     np.testing.assert_array_equal(logits(moved), logits(engine))
@@ -179,3 +179,17 @@ def test_weights_that_are_not_finite_are_refused(tmp_path):
     checkpoint.tensors["model.layers.1.mlp.up_proj.weight"][3, 4] = np.nan
     with pytest.raises(ArtifactError, match=r"layers\.1\.mlp\.up_proj"):
         convert(checkpoint, INT8, tmp_path)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("recipe", [INT8, INT4], ids=lambda r: r.name)
+def test_a_head_in_parts_gives_the_same_bits_and_is_stored_once(tmp_path, monkeypatch, tied, recipe):
+    checkpoint = tiny_checkpoint(tiny_config("llama", tied=tied))
+    whole, engine = convert(checkpoint, recipe, tmp_path / "whole")
+    monkeypatch.setattr(target, "_PAGE_BYTES", 64)
+    monkeypatch.setattr(target, "HEAD_PART_BYTES", 1)
+    parts, engine_in_parts = convert(checkpoint, recipe, tmp_path / "parts")
+    model = onnx.load(tmp_path / "parts" / parts.folder / "model.onnx", load_external_data=False)
+    assert sum(node.op_type == "Concat" for node in model.graph.node) == 1
+    assert parts.weight_bytes == whole.weight_bytes
+    np.testing.assert_array_equal(logits(engine_in_parts), logits(engine))

@@ -6,7 +6,9 @@ model.data   everything else, at page-aligned offsets, written tensor by tensor 
 Inputs (B = 1 sequence, S rows, R scored rows, C = KV capacity; the extra row of attention included):
   input_ids int32 [B, S]; rows int64 [R], the rows that get logits; position_ids int64 [B, S + 1]; query_seqlens int32 [B] = S + 1;
   seqlens_k int32 [B], tokens in the KV after this pass, less 1; total_sequence_length int32 [1] = C;
-  attention_bias float32 [1, 1, S + 1, C], added to q·k; window_bias likewise, for the sliding layers of a model that has them;
+  bias float32 [1, 1, S + 1, C], added to q·k; cos and sin float32 [C, head_dim / 2] by position; window_bias, window_cos and
+  window_sin likewise for sliding layers, whose window lies in the bias: the operator's own counts rows, which in a tree are no
+  positions;
   past_key.i, past_value.i float32 [B, kv heads, C, head_dim].
 Outputs: logits float32 [R, V]; features float32 [B, S, D], the hidden state before the final norm; present_key.i and present_value.i,
 to be bound to the same memory as past_key.i and past_value.i.
@@ -42,6 +44,7 @@ DATA_FILE = "model.data"
 GRAPH_LIMIT_BYTES = (1 << 31) - 1  # protobuf's own; a test lowers it
 BLOCKS = (16, 32, 64, 128, 256)  # what the integer matmul kernels take
 INVARIANT = frozenset({(4, 16), (4, 32), (8, 16), (8, 32), (8, 64)})  # (bits, block) verified bit for bit over row counts
+HEAD_PART_BYTES = 32 << 20
 
 _INLINE_BYTES = 1024  # smaller constants stay in the graph
 _PAGE_BYTES = 4096
@@ -135,21 +138,23 @@ class _Graph:
             self.constants[name] = onnx.numpy_helper.from_array(array, name)
             return name
         self._offsets[name] = self._data.append(array)
-        return self._external(name, name, array.shape, array.dtype)
+        return self._external(name, array.shape, array.dtype)
 
-    def view(self, name: str, source: str, shape: tuple[int, ...]) -> str:
-        """Add a constant that shares the stored bytes of `source` under another shape."""
+    def view(self, name: str, source: str, shape: tuple[int, ...], *, skip_rows: int = 0) -> str:
+        """Add a constant of `shape` that shares the stored bytes of `source` from row `skip_rows` on."""
         held = self.constants[source]
+        if source not in self._offsets:
+            whole = onnx.numpy_helper.to_array(held)
+            return self.constant(name, whole[skip_rows:].reshape(-1)[: math.prod(shape)].reshape(shape))
         dtype = helper.tensor_dtype_to_np_dtype(held.data_type)
-        if source in self._offsets:
-            return self._external(name, source, shape, dtype)
-        return self.constant(name, onnx.numpy_helper.to_array(held).reshape(shape))
+        self._offsets[name] = self._offsets[source] + skip_rows * math.prod(held.dims[1:]) * dtype.itemsize
+        return self._external(name, shape, dtype)
 
-    def _external(self, name: str, source: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> str:
+    def _external(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> str:
         tensor = TensorProto(name=name, data_type=helper.np_dtype_to_tensor_dtype(dtype), dims=shape)
         tensor.data_location = TensorProto.EXTERNAL
-        length = int(np.prod(shape)) * dtype.itemsize
-        for key, value in (("location", self._data.name), ("offset", self._offsets[source]), ("length", length)):
+        length = math.prod(shape) * dtype.itemsize
+        for key, value in (("location", self._data.name), ("offset", self._offsets[name]), ("length", length)):
             tensor.external_data.add(key=key, value=str(value))
         self.constants[name] = tensor
         return name
@@ -231,16 +236,15 @@ class _Decoder:
     def _mix(self, layer: int, qkv: list[str], p: str) -> str:
         """Rotate q and k, append k and v to the cache, attend."""
         c, g = self._config, self._graph
-        cos, sin = self._rope(layer)
+        kind = _kind(c.window(layer))
+        cos, sin = f"{kind}cos", f"{kind}sin"
         rotation = [cos, sin, "position_ids"]
         if c.head_dim % _FUSED_ROTATION_MULTIPLE:
             for i, heads in ((0, c.heads), (1, c.kv_heads)):
                 inputs = [qkv[i], "position_ids", cos, sin]
                 qkv[i] = g.node("RotaryEmbedding", inputs, [f"{qkv[i]}.rotated"], domain=_MS, num_heads=heads)
             rotation = ["", "", ""]
-        # A sliding layer's window lies in its bias: the operator's own window counts rows, which in a tree are not positions.
-        bias = "attention_bias" if c.window(layer) is None else "window_bias"
-        inputs = [*qkv, f"past_key.{layer}", f"past_value.{layer}", "seqlens_k", "total_sequence_length", *rotation, bias]
+        inputs = [*qkv, f"past_key.{layer}", f"past_value.{layer}", "seqlens_k", "total_sequence_length", *rotation, f"{kind}bias"]
         inputs += [""] * 5 + ["query_seqlens"]  # no sinks, no scales of a quantised cache, no norms
         outputs = [p + "mixed", f"present_key.{layer}", f"present_value.{layer}"]
         attributes = {"num_heads": c.heads, "kv_num_heads": c.kv_heads, "scale": c.scale, "do_rotary": int(rotation[0] != "")}
@@ -248,9 +252,8 @@ class _Decoder:
 
     def _mlp(self, p: str, normed: str) -> str:
         c, g = self._config, self._graph
-        both = self._project([p + "mlp.gate_proj.weight", p + "mlp.up_proj.weight"], normed, p + "mlp.gate_up")
-        gate, up = p + "mlp.gate", p + "mlp.up"
-        g.node("Split", [both], [gate, up], axis=2, num_outputs=2)
+        gate = self._project([p + "mlp.gate_proj.weight"], normed, p + "mlp.gate")
+        up = self._project([p + "mlp.up_proj.weight"], normed, p + "mlp.up")
         if c.activation == "silu":
             active = g.node("QuickGelu", [gate], [p + "mlp.active"], domain=_MS, alpha=1.0)
         else:
@@ -264,11 +267,28 @@ class _Decoder:
         else:
             weight = self._weight(name, rows=self._vocab_size)
         if isinstance(weight, Quantized):
-            self._integer_matmul(name, weight, scored, "logits")
+            self._integer_head(name, weight, scored)
         else:
             self.formats.add((32, 0))
             self.read_bytes += weight.nbytes
             g.node("Gemm", [scored, g.constant(name, weight)], ["logits"], transB=1)
+
+    def _integer_head(self, name: str, weight: Quantized, scored: str) -> None:
+        """In parts: while the library repacks a matrix at load time, it is in memory twice."""
+        g, rows = self._graph, len(weight.codes)
+        pages = max(1, HEAD_PART_BYTES * 8 // (weight.codes.shape[1] * weight.bits) // _PAGE_BYTES)
+        step = pages * _PAGE_BYTES  # rows; keeps every part page-aligned
+        if rows <= step:
+            self._integer_matmul(name, weight, scored, "logits")
+            return
+        self._account(weight)
+        stored = _store(g, name, weight)
+        parts: list[str] = []
+        for start in range(0, rows, step):
+            n = min(step, rows - start)
+            views = [g.view(f"{x}.{start}", x, (n, *g.constants[x].dims[1:]), skip_rows=start) for x in stored]
+            parts.append(self._multiply(views, weight, n, scored, f"logits.{start}"))
+        g.node("Concat", parts, ["logits"], axis=-1)
 
     # -- building blocks ------------------------------------------------------------------------------------------
 
@@ -293,10 +313,17 @@ class _Decoder:
         return product if bias is None else self._graph.node("Add", [product, bias], [out])
 
     def _integer_matmul(self, name: str, weight: Quantized, x: str, out: str, bias: str | None = None) -> str:
+        self._account(weight)
+        return self._multiply(_store(self._graph, name, weight), weight, len(weight.codes), x, out, bias)
+
+    def _account(self, weight: Quantized) -> None:
         self.formats.add((weight.bits, weight.block))
         self.read_bytes += weight.nbytes
-        codes, scales, *zeros = _store(self._graph, name, weight)
-        rows, columns = weight.codes.shape
+
+    def _multiply(self, stored: list[str], weight: Quantized, rows: int, x: str, out: str, bias: str | None = None) -> str:
+        """x · Wᵀ + bias, where `stored` names codes, scales and perhaps zeros of `rows` rows in the format of `weight`."""
+        codes, scales, *zeros = stored
+        columns = weight.codes.shape[1]
         attributes = {"K": columns, "N": rows, "bits": weight.bits, "block_size": weight.block, "accuracy_level": _INT8_ACCUMULATION}
         optional = [zeros[0] if zeros else "", "", bias or ""]
         while optional and not optional[-1]:
@@ -326,17 +353,6 @@ class _Decoder:
     def _norm_weight(self, name: str) -> str:
         return self._graph.constant(name, self._vector(name) + np.float32(self._config.norm_offset))
 
-    def _rope(self, layer: int) -> tuple[str, str]:
-        """Tables float32 [max_context + 1, head_dim / 2], shared by all layers that rotate alike."""
-        c, g = self._config, self._graph
-        kind = "global" if c.window(layer) is None else "local"
-        if f"rope.{kind}.cos" not in g.constants:
-            inverse, factor = c.rope(layer)
-            angles = np.outer(np.arange(c.max_context + 1), inverse)
-            g.constant(f"rope.{kind}.cos", (np.cos(angles) * factor).astype(np.float32))
-            g.constant(f"rope.{kind}.sin", (np.sin(angles) * factor).astype(np.float32))
-        return f"rope.{kind}.cos", f"rope.{kind}.sin"
-
     # -- reading the checkpoint -----------------------------------------------------------------------------------
 
     def _weight(self, name: str, rows: int | None = None) -> Quantized | Float32:
@@ -365,6 +381,7 @@ class _Decoder:
 
     def _inputs(self) -> list[onnx.ValueInfoProto]:
         value = helper.make_tensor_value_info
+        c = self._config
         inputs = [
             value("input_ids", TensorProto.INT32, ["B", "S"]),
             value("rows", TensorProto.INT64, ["R"]),
@@ -372,10 +389,10 @@ class _Decoder:
             value("query_seqlens", TensorProto.INT32, ["B"]),
             value("seqlens_k", TensorProto.INT32, ["B"]),
             value("total_sequence_length", TensorProto.INT32, [1]),
-            value("attention_bias", TensorProto.FLOAT, [1, 1, "S + 1", "C"]),
         ]
-        if any(self._config.sliding):
-            inputs.append(value("window_bias", TensorProto.FLOAT, [1, 1, "S + 1", "C"]))
+        for kind in sorted({_kind(c.window(layer)) for layer in range(c.layers)}):
+            inputs.append(value(f"{kind}bias", TensorProto.FLOAT, [1, 1, "S + 1", "C"]))
+            inputs += [value(f"{kind}{table}", TensorProto.FLOAT, ["C", c.head_dim // 2]) for table in ("cos", "sin")]
         return inputs + self._kv("past")
 
     def _outputs(self) -> list[onnx.ValueInfoProto]:
@@ -387,6 +404,11 @@ class _Decoder:
         c = self._config
         names = [f"{when}_{part}.{layer}" for layer in range(c.layers) for part in ("key", "value")]
         return [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["B", c.kv_heads, "C", c.head_dim]) for name in names]
+
+
+def _kind(window: int | None) -> str:
+    """What the inputs of a layer with this window begin with."""
+    return "" if window is None else "window_"
 
 
 def _layout(weight: Quantized | Float32) -> tuple[int, int, bool]:
