@@ -40,6 +40,9 @@ _WARM_UP_TOKENS = 16
 def bench(
     model: ModelOptions,
     kinds: Annotated[str, typer.Option("--kinds", metavar="A,B", help="Kinds of prompts, comma-separated.")] = ",".join(KINDS),
+    first: Annotated[
+        int | None, typer.Option("--prompts", min=1, metavar="N", help="Only the first N prompts of each kind (default: all).")
+    ] = None,
     repeats: Annotated[int, typer.Option("--repeats", min=1, metavar="R", help="Times that every prompt is answered.")] = 3,
     max_tokens: MaxTokens = 128,
     peer: Annotated[str | None, typer.Option("--peer", metavar="llama.cpp", help="Measure this runtime beside ours, in turns.")] = None,
@@ -56,7 +59,7 @@ def bench(
     Speeds are decoded tokens per second from the first token on, as medians over prompts of each prompt's median over its
     repeats. The ratio is the median over prompts of each prompt's own ratio.
     """
-    prompts = load_prompts([kind.strip() for kind in kinds.split(",") if kind.strip()])
+    prompts = load_prompts([kind.strip() for kind in kinds.split(",") if kind.strip()], first)
     if peer not in (None, "llama.cpp"):
         raise ValueError(f"--peer knows llama.cpp only, got {peer!r}")
     threads = model.threads or machine.cores()

@@ -51,12 +51,12 @@ class Sample:
         return self.runs["plain"].token_ids == self.runs["spec"].token_ids
 
 
-def load_prompts(kinds: Sequence[str]) -> list[Prompt]:
-    """The bundled prompts of these kinds, kinds taking turns so that a slow spell hits them alike. Raises ValueError."""
+def load_prompts(kinds: Sequence[str], first: int | None = None) -> list[Prompt]:
+    """The (first) bundled prompts of these kinds, kinds taking turns so that a slow spell hits them alike. Raises ValueError."""
     if unknown := sorted(set(kinds) - set(KINDS)) or not kinds:
         raise ValueError(f"--kinds needs some of {', '.join(KINDS)}, got {unknown or 'none'}")
     data = tomllib.loads((files("edgespec_apps") / "data" / "bench_prompts.toml").read_text(encoding="utf-8"))
-    by_kind = [[Prompt(kind, item["name"], item["text"].strip()) for item in data[kind]] for kind in kinds]
+    by_kind = [[Prompt(kind, item["name"], item["text"].strip()) for item in data[kind][:first]] for kind in kinds]
     return [prompt for turn in zip_longest(*by_kind) for prompt in turn if prompt]
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from edgespec_apps.console import safe
@@ -40,12 +42,16 @@ class Painter:
         for token, origin in zip(chunk.token_ids, chunk.origins, strict=True):
             if piece := self._pieces(token):
                 self._waiting.append((piece, origin == "drafted"))
-        out, left = "", chunk.text
+        runs: list[tuple[str, bool]] = []  # text, whether it was guessed
+        left = chunk.text
         while left:
             piece, guessed = self._waiting.popleft() if self._waiting else (left, False)
-            shown, held_back = left[: len(piece)], piece[len(left) :]
-            if held_back:
+            if held_back := piece[len(left) :]:
                 self._waiting.appendleft((held_back, guessed))
-            out += f"{_GREEN}{safe(shown)}{_PLAIN}" if guessed else safe(shown)
-            left = left[len(shown) :]
-        return out
+            runs.append((left[: len(piece)], guessed))
+            left = left[len(piece) :]
+        return "".join(_coloured("".join(text for text, _ in run), guessed) for guessed, run in groupby(runs, key=itemgetter(1)))
+
+
+def _coloured(text: str, guessed: bool) -> str:
+    return f"{_GREEN}{safe(text)}{_PLAIN}" if guessed else safe(text)

@@ -24,12 +24,10 @@ Command = Callable[..., Result]
 
 
 @pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Command:
-    """Run `edgespec ARGUMENTS` in this process on the fake runtime, with an empty store."""
-    monkeypatch.setattr(edgespec, "load", fake_runtime.load, raising=False)
+def real_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Command:
+    """Run `edgespec ARGUMENTS` in this process, with an empty store."""
     monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("COLUMNS", "100")
-    fake_runtime.loads.clear()
 
     def call(*arguments: str, stdin: bytes = b"") -> Result:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8"))
@@ -39,3 +37,11 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
         return Result(code, captured.out, captured.err)
 
     return call
+
+
+@pytest.fixture
+def command(real_command: Command, monkeypatch: pytest.MonkeyPatch) -> Command:
+    """The same on the fake runtime."""
+    monkeypatch.setattr(edgespec, "load", fake_runtime.load, raising=False)
+    fake_runtime.loads.clear()
+    return real_command

@@ -24,7 +24,9 @@ def sample(name: str, repeat: int, plain: float, spec: float, kind: str = "chat"
 def bench(command, monkeypatch):
     """Run `edgespec bench` without measuring the memory, on one short prompt per kind."""
     monkeypatch.setattr(machine, "bandwidth_gbs", lambda **_: 20.0)
-    monkeypatch.setattr("edgespec_apps.bench.load_prompts", lambda kinds: [Prompt(kind, "short", f"{kind} {kind}") for kind in kinds])
+    monkeypatch.setattr(
+        "edgespec_apps.bench.load_prompts", lambda kinds, first: [Prompt(kind, "short", f"{kind} {kind}") for kind in kinds]
+    )
     return lambda *arguments: command("bench", "--model", "m", *arguments)
 
 
@@ -129,6 +131,10 @@ def test_bundled_prompts():
         if prompt.kind == "code-edit":
             source = prompt.text.split("```")[1].splitlines()[1:]
             assert 40 <= len(source) <= 80, prompt.name
+
+
+def test_fewer_prompts_of_each_kind():
+    assert [prompt.kind for prompt in load_prompts(["json", "chat"], 2)] == ["json", "chat", "json", "chat"]
 
 
 def test_runners_take_turns_and_turn_around():
