@@ -12,9 +12,8 @@ from edgespec_apps.console import complain, progress_bar, say
 from edgespec_apps.options import AsJson
 
 if TYPE_CHECKING:
-    from edgespec_converters.registry import Entry
-
     from edgespec.orchestrator.store import Package
+    from edgespec_converters.registry import Entry
 
 SCHEMA = "edgespec.models/1"
 
@@ -157,9 +156,8 @@ def _print_package(package: Package) -> None:
 
 
 def _print_known(present: set[str]) -> None:
-    from edgespec_converters.registry import entries
-
     from edgespec.orchestrator.store import megabytes
+    from edgespec_converters.registry import entries
 
     missing = [entry for entry in entries() if entry.name not in present]
     if missing:

@@ -3,9 +3,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from edgespec_converters.sources.tokenizer_gguf import PRE_TOKENIZERS, gguf_tokenizer
 
 from edgespec.core.errors import ArtifactError
+from edgespec_converters.sources.tokenizer_gguf import PRE_TOKENIZERS, gguf_tokenizer
 from tests.helpers.bytetok import CHATML, END, START, bytetok_fields, spm_fields, tokenizer_of
 
 

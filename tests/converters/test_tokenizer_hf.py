@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from edgespec_converters.sources.tokenizer_gguf import gguf_tokenizer
-from edgespec_converters.sources.tokenizer_hf import hf_tokenizer
 
 from edgespec.core.errors import ArtifactError
+from edgespec_converters.sources.tokenizer_gguf import gguf_tokenizer
+from edgespec_converters.sources.tokenizer_hf import hf_tokenizer
 from tests.helpers.bytetok import CHATML, END, START, bytetok_fields, edited, spm_fields, tokenizer_of
 
 BPE = gguf_tokenizer(bytetok_fields())

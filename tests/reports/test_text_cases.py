@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import sentencepiece
-from edgespec_converters.sources.tokenizer_gguf import gguf_tokenizer
 from sentencepiece import sentencepiece_model_pb2
 
 from edgespec.orchestrator.text import Detokenizer, Message, StopStrings
+from edgespec_converters.sources.tokenizer_gguf import gguf_tokenizer
 from tests.helpers.bytetok import CHATML, bytetok, tokenizer_of
 
 RECORDED = json.loads((Path(__file__).parent / "data" / "bpe_pretokenizers.json").read_text(encoding="utf-8"))
