@@ -31,6 +31,7 @@ class RoundTrace:
     entropy_nats: float | None = None
     energy_mj: float | None = None
     thermal: str | None = None
+    temperature_c: float | None = None
     reason: str = ""
 
     @property

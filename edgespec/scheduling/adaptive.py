@@ -149,7 +149,7 @@ class _Memory:
 
 
 def _learn(memory: _Memory, trace: RoundTrace) -> _Memory:
-    target_ms = trace.verify_ms + trace.overhead_ms
+    target_ms = trace.verify_ms + trace.judge_ms + trace.commit_ms
     memory.thermal = trace.thermal
     if trace.thermal in HOT:
         memory.hot = memory.hot or memory.cool.copy()

@@ -100,9 +100,12 @@ def _hottest(words: Sequence[Thermal]) -> Thermal | None:
 def merge(readings: Sequence[Reading], *, read_at_s: float) -> PowerThermalState:
     """First answer wins for power, the hottest for heat."""
     words: list[Thermal] = [reading.thermal for reading in readings if reading.thermal is not None]
+    source: Literal["ac", "battery", "unknown"] = "unknown"
+    for reading in reversed(readings):
+        source = reading.source or source
     degrees = [reading.temperature_c for reading in readings if reading.temperature_c is not None]
     return PowerThermalState(
-        source=next((reading.source for reading in readings if reading.source is not None), "unknown"),
+        source=source,
         battery=next((reading.battery for reading in readings if reading.battery is not None), None),
         low_power_mode=any(reading.low_power_mode for reading in readings),
         thermal=_hottest(words) or "nominal",
