@@ -31,7 +31,7 @@ class Run:
     drafted: int = 0
     kept: int = 0
     overhead_ms: float = 0.0
-    round_ms: float = 0.0
+    busy_ms: float = 0.0  # of the rounds and of turning tokens into text
 
 
 Runner = Callable[[Sequence[int], int], Run]  # prompt ids, most tokens to answer with
