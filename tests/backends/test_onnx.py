@@ -306,3 +306,14 @@ def test_esb_03_a_sliding_window_can_be_rewound_after_it_has_wrapped(tmp_path):
         rounds += 1
     assert out[: len(plain)] == plain
     assert len(plain) > 5 * 8
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_mapped_weights_are_given_back_after_loading(tmp_path):
+    engine = make_onnx(small(), tmp_path, Recipe("int8", Format(8, 64)))
+    resident = []
+    for entry in Path("/proc/self/smaps").read_text().split("VmFlags"):
+        if str(tmp_path) in entry:
+            resident.append(int(entry.split("\nRss:")[1].split()[0]))
+    assert resident and sum(resident) == 0
+    assert np.isfinite(score(engine, engine.new_cache(8), TokenBatch.chain([1]))).all()
