@@ -87,7 +87,6 @@ class _Drafter:
             self.hot = self.hot or DraftCosts()
             self.hot.observe(trace.drafted, trace.draft_ms)
         else:
-            self.hot = None
             self.cool.observe(trace.drafted, trace.draft_ms)
         self.acceptance.observe(trace.drafted, trace.kept)
         while len(self.allowed) < trace.planned:
@@ -155,7 +154,6 @@ def _learn(memory: _Memory, trace: RoundTrace) -> _Memory:
         memory.hot = memory.hot or memory.cool.copy()
         memory.hot.observe(trace.rows, target_ms)
     else:
-        memory.hot = None  # the next heat starts from what is known then
         memory.cool.observe(trace.rows, target_ms)
     round_ms = target_ms + trace.draft_ms
     memory.elapsed_ms += round_ms
