@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -13,6 +13,7 @@ from edgespec.core.engine import Engine, ModelSpec
 from edgespec.core.errors import ArtifactError, CapabilityError
 from edgespec.core.manifest import Manifest
 from edgespec.core.plan import Knobs
+from edgespec.core.trace import RoundTrace
 from edgespec.drafting.model import ModelDrafter
 from edgespec.drafting.ngram import NgramDrafter
 from edgespec.drafting.none import NoDrafter
@@ -21,7 +22,7 @@ from edgespec.orchestrator.session import Session
 from edgespec.orchestrator.store import Package, find_package
 from edgespec.orchestrator.text import Tokenizer
 
-DraftFactory = Callable[[int], Drafter]  # target context in tokens -> a drafter of its own for one session
+_REMEMBERED_ROUNDS = 256
 
 
 class Runtime:
@@ -47,6 +48,7 @@ class Runtime:
         self.target, self.tokenizer, self.manifest = target, tokenizer, manifest
         self.draft_name, self.draft_engine, self.engine_name = draft, draft_engine, engine_name
         self.profile = profile or DeviceProfile.generic()
+        self._recent: dict[str, list[RoundTrace]] = {}
         self.notes = notes  # what the user should know about how this was put together, a line each
 
     @property
@@ -57,6 +59,13 @@ class Runtime:
         if self.draft_engine is not None:
             return ModelDrafter(self.draft_engine, capacity=max_context)
         return NgramDrafter() if self.draft_name == "ngram" else NoDrafter()
+
+    def recall(self, policy: str) -> list[RoundTrace]:
+        """The last rounds that sessions with this policy ran here, so that a new session need not learn the machine's costs again."""
+        return list(self._recent.get(policy, ()))
+
+    def remember(self, policy: str, history: Sequence[RoundTrace]) -> None:
+        self._recent[policy] = list(history[-_REMEMBERED_ROUNDS:])
 
     def session(
         self, *, policy: str = "window", verify: str = "auto", max_context: int | None = None, knobs: Knobs | None = None

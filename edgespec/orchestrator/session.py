@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from time import perf_counter
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypedDict
 
 import numpy as np
 
@@ -39,6 +39,13 @@ _VERIFIERS: Mapping[str, type[GreedyVerifier] | type[MatchVerifier] | type[Rejec
 }
 
 
+class _Settings(TypedDict):
+    policy: str
+    verify: str
+    max_context: int | None
+    knobs: Knobs | None
+
+
 class Session:
     """Answers one prompt at a time and keeps what it has read, so that the next prompt pays only for what is new.
 
@@ -62,7 +69,7 @@ class Session:
         if verify not in ("auto", *_VERIFIERS):
             raise ValueError(f"verify must be auto, {', '.join(_VERIFIERS)}; got {verify!r}")
         self._runtime, self._owns_runtime = runtime, owns_runtime
-        self._settings = {"policy": policy, "verify": verify, "max_context": max_context, "knobs": knobs}
+        self._settings = _Settings(policy=policy, verify=verify, max_context=max_context, knobs=knobs)
         self._policy = parse_policy(policy)
         self._verify = verify
         self._max_context = max_context or limit
@@ -70,6 +77,7 @@ class Session:
         self._drafter = runtime.new_drafter(self._max_context)
         self._cache: Cache | None = None
         self._read: list[int] = []  # what the cache holds
+        self._history = runtime.recall(policy)  # what the policy has seen of this model
         self._busy = threading.Lock()
         self._cancel = CancelToken()
         self.prompt_tokens = 0  # of the last prompt
@@ -139,7 +147,7 @@ class Session:
 
     def another(self) -> Session:
         """A second conversation over the same loaded model, with the same settings."""
-        return Session(self._runtime, **self._settings)  # type: ignore[arg-type]
+        return Session(self._runtime, **self._settings)
 
     def close(self) -> None:
         """Release the cache, the drafter, and the model if this session opened it. Idempotent."""
@@ -201,7 +209,7 @@ class Session:
             parts = self._parts(cache, verify, sampling, prompt)
             try:
                 prefill(parts, prompt, progress)
-                for round in decode(parts, prompt[-1], max_tokens=max_tokens, stop_ids=stop_ids):
+                for round in decode(parts, prompt[-1], max_tokens=max_tokens, stop_ids=stop_ids, history=self._history):
                     known += round.token_ids
                     chunk = text.push(round, stop_ids)
                     yield chunk
@@ -211,6 +219,7 @@ class Session:
                 yield Chunk(text=text.flush(), finish="cancelled")
         finally:
             self._read = known[: self._cache.length] if self._cache is not None else []
+            self._runtime.remember(self._settings["policy"], self._history)
             self._busy.release()
 
     def _rewound_cache(self, prompt: Sequence[int]) -> Cache:

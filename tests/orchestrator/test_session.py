@@ -271,3 +271,14 @@ def test_a_session_closes_the_model_it_owns_and_only_that() -> None:
     with Session(runtime, owns_runtime=True):
         pass
     assert target.closed and draft.closed
+
+
+def test_a_new_session_starts_from_what_the_machine_showed_under_the_same_policy() -> None:
+    runtime = with_self_draft(lambda: toy_lm(2))
+    first = runtime.session(policy="fixed:2").generate("abc", max_tokens=30)
+    assert runtime.recall("window") == []
+    assert [t.kept for t in runtime.recall("fixed:2")] == [t.kept for t in first.traces]
+    second = runtime.session(policy="fixed:2")
+    assert second.generate("abc", max_tokens=30).token_ids == first.token_ids
+    assert len(runtime.recall("fixed:2")) == 2 * len(first.traces)
+    assert [t.round for t in second.generate("abc", max_tokens=9).traces] == [0, 1, 2]
