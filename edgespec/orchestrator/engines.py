@@ -51,8 +51,8 @@ def choose(manifest: Manifest, engine: str, recipe: str | None) -> tuple[str, Ar
     )
 
 
-def load(package: Package, *, engine: str, recipe: str | None, threads: int | None, shares_cores: bool) -> tuple[Engine, str]:
-    """The loaded engine and its backend's name. `shares_cores` says that a second engine will run beside it."""
+def load(package: Package, *, engine: str, recipe: str | None, threads: int | None) -> tuple[Engine, str]:
+    """The loaded engine and its backend's name."""
     name, artifact = choose(package.manifest, engine, recipe)
     folder = package.path / artifact.folder
     if not folder.is_dir():

@@ -111,13 +111,13 @@ def load(
     """
     package, recipe = _resolve(model, recipe)
     chosen, draft_package, draft_recipe, notes = _choose_draft(draft, package)
-    target, engine_name = engines.load(package, engine=engine, recipe=recipe, threads=threads, shares_cores=draft_package is not None)
+    target, engine_name = engines.load(package, engine=engine, recipe=recipe, threads=threads)
     loaded_draft: Engine | None = None
     try:
         if draft_package is not None:
             if draft_package.manifest.vocab_digest != package.manifest.vocab_digest:
                 check_pair(target.spec, engines.spec_of(draft_package.manifest, None))
-            loaded_draft, _ = engines.load(draft_package, engine=draft_engine, recipe=draft_recipe, threads=threads, shares_cores=True)
+            loaded_draft, _ = engines.load(draft_package, engine=draft_engine, recipe=draft_recipe, threads=threads)
         tokenizer = Tokenizer.load(package.path, package.manifest.tokenizer, package.manifest.vocab_size)
         return Runtime(
             target,
