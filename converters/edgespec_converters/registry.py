@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from edgespec.core.errors import ArtifactError
 
+DEFAULT_RECIPE = "int8"
+DEFAULT_TARGETS = ("onnx", "mlx")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexSource:
@@ -53,8 +56,8 @@ class Entry:
     hub: HubSource
     terms: str | None = None
     draft: str | None = None
-    recipe: str = "int8"
-    targets: tuple[str, ...] = ("onnx", "mlx")
+    recipe: str = DEFAULT_RECIPE
+    targets: tuple[str, ...] = DEFAULT_TARGETS
 
     @property
     def needs_acceptance(self) -> bool:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -148,12 +149,12 @@ class ReferenceEngine:
         self, config: DecoderConfig, tensors: Mapping[str, Float32], *, name: str, vocab_size: int, vocab_digest: str, weight_bytes: int = 0
     ) -> None:
         """`weight_bytes`: size of the weights as stored; 0 takes their float32 size. ArtifactError for missing or misshapen tensors."""
+        self.config = config
+        self._tensors = {tensor: tensors[tensor] for tensor in config.shapes() if tensor in tensors}
         for tensor, shape in config.shapes().items():
-            found = tensors[tensor].shape if tensor in tensors else None
+            found = self._tensors[tensor].shape if tensor in self._tensors else None
             if found != shape:
                 raise ArtifactError(f"{name}: tensor {tensor} should have shape {shape}, found {found}; convert the model again")
-        self.config = config
-        self._tensors = dict(tensors)
         self._head = self._tensors["model.embed_tokens.weight" if config.tied else "lm_head.weight"][:vocab_size]
         self._lock = threading.Lock()
         self._spec = ModelSpec(
@@ -263,7 +264,7 @@ class ReferenceBackend:
         """Weights are unpacked to float32: 4 bytes each in memory. NumPy's library keeps its own thread count."""
         return ReferenceEngine(
             manifest.decoder,
-            _read_mlx(package / artifact.folder),
+            StoredWeights(package / artifact.folder),
             name=manifest.name,
             vocab_size=manifest.vocab_size,
             vocab_digest=manifest.vocab_digest,
@@ -274,37 +275,69 @@ class ReferenceBackend:
 BACKEND = ReferenceBackend()
 
 
-def _read_mlx(folder: Path) -> dict[str, Float32]:
-    """Every tensor of a safetensors folder in mlx-lm's layout, unpacked to float32."""
-    from safetensors import SafetensorError, safe_open
+class StoredWeights(Mapping[str, Float32]):
+    """The tensors of a safetensors folder in mlx-lm's layout, each read and unpacked to float32 when asked for.
 
-    tensors: dict[str, NDArray[Any]] = {}
+    Raises ArtifactError for files that are missing, cut short or contradict each other.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._files: dict[str, Any] = {}  # by the names stored in them
+        with _damage(folder):
+            config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+            self._quantization: dict[str, Any] = config.get("quantization") or {}
+            for path in sorted(folder.glob("*.safetensors")):
+                file = _open_safetensors(path)
+                self._files |= dict.fromkeys(file.keys(), file)
+        self._names = [name for name in self._files if not name.endswith((".scales", ".biases"))]
+
+    def __getitem__(self, name: str) -> Float32:
+        layer = name.removesuffix(".weight")
+        with _damage(self._folder):
+            data = self._read(name)
+            if f"{layer}.scales" not in self._files:
+                return data.astype(np.float32)
+            bits = (self._quantization.get(layer) or self._quantization)["bits"]
+            return _unpack(data, self._read(f"{layer}.scales"), self._read(f"{layer}.biases"), bits)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def _read(self, name: str) -> NDArray[Any]:
+        return self._files[name].get_tensor(name)
+
+
+def _open_safetensors(path: Path) -> Any:
+    from safetensors import safe_open
+
+    return safe_open(path, framework="np")
+
+
+@contextmanager
+def _damage(folder: Path) -> Generator[None]:
+    """Turn whatever damaged files raise inside the block into an ArtifactError."""
+    from safetensors import SafetensorError
+
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        for path in sorted(folder.glob("*.safetensors")):
-            with safe_open(path, framework="np") as file:
-                tensors |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-        quantization = config.get("quantization") or {}
-        out: dict[str, Float32] = {}
-        for name, data in tensors.items():
-            stem = name.removesuffix(".weight")
-            if f"{stem}.scales" in tensors and name == f"{stem}.weight":
-                bits = (quantization.get(stem) or quantization)["bits"]
-                out[name] = _unpack(data, tensors[f"{stem}.scales"], tensors[f"{stem}.biases"], bits)
-            elif not name.endswith((".scales", ".biases")):
-                out[name] = data.astype(np.float32)
+        yield
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         raise ArtifactError(f"cannot read {folder}: {type(error).__name__}: {error}; convert the model again") from error
-    return out
 
 
 def _unpack(packed: NDArray[np.uint32], scales: NDArray[Any], biases: NDArray[Any], bits: int) -> Float32:
     """Codes uint32 [N, K bits / 32], lowest bits first; scales and biases [N, K / group]: weight = code * scale + bias."""
-    shifts = np.arange(0, 32, bits, dtype=np.uint32)
-    out = np.empty((len(packed), packed.shape[1] * len(shifts)), np.float32)
-    blocks = out.reshape(*scales.shape, -1)
-    for row, words in enumerate(packed):
-        codes = (words[:, None] >> shifts) & np.uint32((1 << bits) - 1)
-        scale, bias = scales[row, :, None].astype(np.float32), biases[row, :, None].astype(np.float32)
-        blocks[row] = codes.reshape(blocks.shape[1:]) * scale + bias
-    return out
+    if bits not in (4, 8):
+        raise ValueError(f"weights have {bits} bits, 4 and 8 are known")
+    octets = np.ascontiguousarray(packed, "<u4").view(np.uint8)
+    codes = octets if bits == 8 else np.stack([octets & 0x0F, octets >> 4], axis=-1)
+    blocks = codes.reshape(*scales.shape, -1).astype(np.float32)
+    blocks *= scales[:, :, None].astype(np.float32)
+    blocks += biases[:, :, None].astype(np.float32)
+    return blocks.reshape(len(packed), -1)

@@ -41,10 +41,15 @@ class DeviceProfile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PowerThermalState:
-    """Battery as a share 0..1 (None: no battery or unknown); `read_at_s` on the caller's clock."""
+    """Battery as a share 0..1 (None: no battery or unknown); `read_at_s` on the caller's clock.
+
+    `temperature_c` is the hottest sensor, where there is one; `stale` says that nothing newer could be read for a while.
+    """
 
     source: Literal["ac", "battery", "unknown"] = "unknown"
     battery: float | None = None
     low_power_mode: bool = False
     thermal: Thermal = "nominal"
     read_at_s: float = 0.0
+    temperature_c: float | None = None
+    stale: bool = False

@@ -35,6 +35,12 @@ def chain_parents(n: int) -> Int32:
     return np.arange(-1, n - 1, dtype=np.int32)
 
 
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many leading tokens agree, compared one by one."""
+    n = min(len(a), len(b))
+    return next((i for i in range(n) if a[i] != b[i]), n)
+
+
 def is_chain(parents: Int32) -> bool:
     return bool(np.array_equal(parents, chain_parents(len(parents))))
 

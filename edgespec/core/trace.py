@@ -8,7 +8,8 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundTrace:
     """Times in milliseconds of wall clock. `planned` is what the policy allowed, `drafted` the nodes scored, `kept` those accepted,
-    `emitted` the tokens delivered. `overhead_ms` is the part of `round_ms` spent outside engine calls, the target's or the drafter's."""
+    `emitted` the tokens delivered. `round_ms` runs from planning to committing, `text_ms` is what turning the tokens into text took
+    after it. `overhead_ms` is the part of both that was spent outside engine calls, the target's or the drafter's."""
 
     round: int
     context_len: int  # tokens committed to the target's cache before the round
@@ -25,12 +26,14 @@ class RoundTrace:
     judge_ms: float = 0.0
     commit_ms: float = 0.0
     round_ms: float = 0.0
+    text_ms: float = 0.0
     host_bytes_copied: int = 0
     entropy_nats: float | None = None
     energy_mj: float | None = None
     thermal: str | None = None
+    temperature_c: float | None = None
     reason: str = ""
 
     @property
     def overhead_ms(self) -> float:
-        return max(0.0, self.round_ms - self.draft_engine_ms - self.verify_ms)
+        return max(0.0, self.round_ms + self.text_ms - self.draft_engine_ms - self.verify_ms)

@@ -6,7 +6,7 @@ from time import perf_counter
 import numpy as np
 
 from edgespec.core.cancel import CancelToken
-from edgespec.core.draft import Draft
+from edgespec.core.draft import Draft, common_prefix
 from edgespec.core.engine import Engine, TokenBatch
 from edgespec.core.sampling import Sampling, SamplingState, draw, log_softmax
 from edgespec.core.scores import Float32, LogProbs
@@ -105,9 +105,3 @@ class ModelDrafter:
         if length < len(self._read):
             self._cache.truncate(length)
             del self._read[length:]
-
-
-def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many leading tokens agree, compared one by one."""
-    n = min(len(a), len(b))
-    return next((i for i in range(n) if a[i] != b[i]), n)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
+from itertools import count
 from time import perf_counter
 
 import numpy as np
@@ -70,14 +71,15 @@ def prefill(parts: Parts, prompt: Sequence[int], progress: Progress | None = Non
             progress(cache.length + 1, len(prompt))
 
 
-def decode(parts: Parts, last: int, *, max_tokens: int, stop_ids: Set[int]) -> Iterator[Round]:
+def decode(parts: Parts, last: int, *, max_tokens: int, stop_ids: Set[int], history: list[RoundTrace] | None = None) -> Iterator[Round]:
     """Yield rounds until a stop id, `max_tokens`, or a cancel (which raises Cancelled with everything committed so far intact).
 
-    `last` is the one known token the target has not read; between rounds the cache holds every other.
+    `last` is the one known token the target has not read; between rounds the cache holds every other. `history` is what the policy
+    plans from; it may hold earlier answers' rounds, and this answer's are appended.
     """
-    history: list[RoundTrace] = []
+    history = [] if history is None else history
     remaining = max_tokens
-    while remaining > 0:
+    for number in count():
         parts.cancel.check()
         began = perf_counter()
         plan, draft, timing = _guess(parts, history, room=remaining - 1)
@@ -104,7 +106,7 @@ def decode(parts: Parts, last: int, *, max_tokens: int, stop_ids: Set[int]) -> I
         finish: Finish | None = "stop" if last in stop_ids else "length" if remaining == 0 else None
         history.append(
             RoundTrace(
-                round=len(history),
+                round=number,
                 context_len=context_len,
                 drafter=draft.source,
                 planned=plan.draft_tokens,

@@ -212,8 +212,7 @@ def _plain_file(folder: Path, relative: str, mend: str) -> os.stat_result:
 def _records(manifest: Manifest) -> Iterator[tuple[str, FileRecord]]:
     yield from manifest.files.items()
     for artifact in manifest.artifacts:
-        for file, record in artifact.files.items():
-            yield f"{artifact.folder}/{file}", record
+        yield from artifact.files.items()
 
 
 def _names() -> list[str]:

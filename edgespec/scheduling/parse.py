@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from edgespec.core.policy import Policy
+from edgespec.scheduling.adaptive import AdaptivePolicy
 from edgespec.scheduling.entropy import EntropyPolicy
 from edgespec.scheduling.fixed import FixedPolicy
 from edgespec.scheduling.window import WindowPolicy
 
-KNOWN = "fixed:N (N >= 0), window, entropy"
+KNOWN = "fixed:N (N >= 0), window, entropy, adaptive"
 
 
 def parse_policy(text: str) -> Policy:
@@ -19,4 +20,6 @@ def parse_policy(text: str) -> Policy:
         return WindowPolicy()
     if name == "entropy" and not argument:
         return EntropyPolicy()
+    if name == "adaptive" and not argument:
+        return AdaptivePolicy()
     raise ValueError(f"unknown policy {text!r}; known policies: {KNOWN}")

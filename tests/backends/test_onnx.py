@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from edgespec_converters.recipes import Format, Recipe
 
 from edgespec.backends import onnx as backend
 from edgespec.backends.onnx import BACKEND
@@ -15,6 +14,7 @@ from edgespec.backends.onnx_engine import OnnxEngine, library_errors
 from edgespec.core.cancel import CancelToken
 from edgespec.core.engine import TokenBatch
 from edgespec.core.errors import ArtifactError, Cancelled, ContractError, DeviceError
+from edgespec_converters.recipes import Format, Recipe
 from tests.helpers.engines import make_onnx, tiny_manifest, write_onnx
 from tests.helpers.tiny import tiny_checkpoint, tiny_config
 

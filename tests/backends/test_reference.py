@@ -3,7 +3,6 @@ import math
 
 import numpy as np
 import pytest
-from edgespec_converters.quantize import quantize
 from safetensors.numpy import save_file
 
 from edgespec.backends.reference import BACKEND, ReferenceEngine
@@ -12,6 +11,7 @@ from edgespec.core.draft import path_to
 from edgespec.core.engine import TokenBatch
 from edgespec.core.errors import ArtifactError, ContractError
 from edgespec.core.manifest import Artifact, Manifest, TokenizerSpec
+from edgespec_converters.quantize import quantize
 from tests.helpers.tiny import VOCAB_SIZE, tiny_config, tiny_tensors
 
 TOKENS = [5, 9, 2, 7, 7, 1, 30, 12, 4, 3, 21, 60, 8, 8, 17]
@@ -100,14 +100,15 @@ def test_logits_are_the_textbooks(config):
 def test_random_trees_and_chunks_change_no_bit(family):
     """Real widths (576 and 1536 columns) reach other code in the linear algebra library than the tiny ones."""
     rng = np.random.default_rng(1)
-    config = tiny_config(family, hidden=576, heads=9, kv_heads=3, head_dim=64, ffn=1536, layers=7, max_context=512)
+    sliding = (True, False) if family == "gemma3" else ()
+    config = tiny_config(family, hidden=576, heads=9, kv_heads=3, head_dim=64, ffn=1536, layers=2, sliding=sliding)
     engine = engine_of(config)
-    prompt = rng.integers(0, VOCAB_SIZE, 37).tolist()
-    cache = engine.new_cache(512)
+    prompt = rng.integers(0, VOCAB_SIZE, 21).tolist()
+    cache = engine.new_cache(64)
     engine.forward([(TokenBatch.chain(prompt, scored=0), cache)])
     cache.commit(range(len(prompt)))
-    chain_cache = engine.new_cache(512)
-    for n in (1, 2, 3, 7, 16, 33):
+    chain_cache = engine.new_cache(64)
+    for n in (1, 3, 8, 16):
         batch = TokenBatch(
             rng.integers(0, VOCAB_SIZE, n).astype(np.int32), np.array([rng.integers(max(-1, i - 4), i) for i in range(n)], np.int32)
         )

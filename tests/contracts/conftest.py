@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from edgespec_converters.checkpoint import MemoryCheckpoint
 
 from edgespec.core.decoder import FAMILIES, DecoderConfig
 from edgespec.core.engine import Cache, Engine, TokenBatch
+from edgespec_converters.checkpoint import MemoryCheckpoint
 from tests.helpers.engines import ENGINES, EngineCase, make_reference
 from tests.helpers.tiny import tiny_checkpoint, tiny_config
 

@@ -7,16 +7,16 @@ import weakref
 import numpy as np
 import onnx
 import pytest
-from edgespec_converters.checkpoint import MemoryCheckpoint
-from edgespec_converters.quantize import quantize_tensor
-from edgespec_converters.recipes import Format, Recipe, Rule
-from edgespec_converters.targets import onnx as target
-from edgespec_converters.targets.onnx import write
 
 from edgespec.backends.onnx import BACKEND
 from edgespec.core.decoder import RopeScaling
 from edgespec.core.engine import TokenBatch
 from edgespec.core.errors import ArtifactError
+from edgespec_converters.checkpoint import MemoryCheckpoint
+from edgespec_converters.quantize import quantize_tensor
+from edgespec_converters.recipes import Format, Recipe, Rule
+from edgespec_converters.targets import onnx as target
+from edgespec_converters.targets.onnx import write
 from tests.helpers.engines import make_reference, tiny_manifest
 from tests.helpers.tiny import tiny_checkpoint, tiny_config
 

@@ -2,9 +2,10 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from gguf import GGMLQuantizationType, quants
+
 from edgespec_converters.checkpoint import StoredTensor
 from edgespec_converters.quantize import exact, quantize
-from gguf import GGMLQuantizationType, quants
 
 
 def weights(rows=12, columns=128, seed=0):

@@ -1,7 +1,7 @@
 import pytest
-from edgespec_converters.recipes import FLOAT, Format, fit, load_recipe, recipe_names
 
 from edgespec.core.errors import ArtifactError
+from edgespec_converters.recipes import FLOAT, Format, fit, load_recipe, recipe_names
 
 MIXED = """
 name = "mixed"
@@ -75,6 +75,7 @@ def test_esb_63_block_falls_back_and_says_why():
         (("[gate]", "[gates]"), r"unknown keys \['gates'\] in the recipe"),
         (("kl = 1", 'kl = "low"'), "gate.kl must be a number, got 'low'"),
         (('name = "mixed"', ""), "name must be of type str, got None"),
+        (('"mixed"', '"../mixed"'), "is no package name"),
         (("kl = 1", "kl ="), "cannot read recipe"),
         (('tensors = "model.layers.0.*"', "tensors = 3"), r"rules\[1\].tensors must be of type str, got 3"),
     ],

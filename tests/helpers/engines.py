@@ -6,16 +6,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgespec_converters.checkpoint import MemoryCheckpoint
-from edgespec_converters.recipes import Format, Recipe
-from edgespec_converters.targets.onnx import write as write_onnx
-
+from edgespec.backends.mlx import BACKEND as MLX
 from edgespec.backends.onnx import BACKEND as ONNX
 from edgespec.backends.reference import BACKEND as REFERENCE
 from edgespec.backends.reference import ReferenceEngine
 from edgespec.core.backend import Backend
 from edgespec.core.engine import Engine
-from edgespec.core.manifest import Artifact, Manifest, TokenizerSpec
+from edgespec_converters.checkpoint import MemoryCheckpoint
+from edgespec_converters.recipes import Recipe
+from edgespec_converters.targets import mlx as mlx_target
+from edgespec_converters.targets import onnx as onnx_target
+from tests.helpers.packages import write_package
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,26 +44,18 @@ def make_reference(checkpoint: MemoryCheckpoint, folder: Path) -> Engine:
     )
 
 
-def tiny_manifest(checkpoint: MemoryCheckpoint, artifact: Artifact) -> Manifest:
-    tokenizer = TokenizerSpec(kind="tokenizers", file="tokenizer.json", add_bos=False, bos_id=None, stop_ids=(0,))
-    return Manifest(
-        name=checkpoint.name,
-        decoder=checkpoint.config,
-        vocab_size=checkpoint.tokenizer.vocab_size,
-        vocab_digest="tiny",
-        tokenizer=tokenizer,
-        files={},
-        artifacts=(artifact,),
-    )
+def make_mlx(checkpoint: MemoryCheckpoint, folder: Path, recipe: Recipe | str = "float32") -> Engine:
+    manifest = write_package(mlx_target, checkpoint, folder, recipe)
+    return MLX.load(folder, manifest, manifest.artifacts[0])
 
 
-def make_onnx(checkpoint: MemoryCheckpoint, folder: Path, recipe: Recipe | None = None) -> Engine:
-    recipe = recipe or Recipe("float32", Format(32))
-    artifact = write_onnx(checkpoint, recipe, folder / f"onnx-{recipe.name}", vocab_size=checkpoint.tokenizer.vocab_size)
-    return ONNX.load(folder, tiny_manifest(checkpoint, artifact), artifact)
+def make_onnx(checkpoint: MemoryCheckpoint, folder: Path, recipe: Recipe | str = "float32") -> Engine:
+    manifest = write_package(onnx_target, checkpoint, folder, recipe)
+    return ONNX.load(folder, manifest, manifest.artifacts[0])
 
 
 ENGINES = (
     EngineCase(name="reference", backend=REFERENCE, make=make_reference, atol=0.0, atol_reference=0.0),
+    EngineCase(name="mlx", backend=MLX, make=make_mlx, atol=1e-4, atol_reference=1e-4),
     EngineCase(name="onnx", backend=ONNX, make=make_onnx, atol=1e-5, atol_reference=1e-4),
 )

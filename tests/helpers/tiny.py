@@ -15,11 +15,11 @@ from typing import Any
 import gguf
 import ml_dtypes
 import numpy as np
-from edgespec_converters.checkpoint import MemoryCheckpoint, TokenizerFiles
 from safetensors.numpy import save_file
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from edgespec.core.decoder import DecoderConfig, Family
+from edgespec_converters.checkpoint import MemoryCheckpoint, TokenizerFiles
 
 _FAMILY_DEFAULTS: dict[Family, dict[str, Any]] = {
     "llama": {"layers": 3, "norm_eps": 1e-5},
@@ -299,18 +299,19 @@ def write_gguf(
     *,
     kind: str = "F32",
     settings: Mapping[str, Any] | None = None,
-    extra: Mapping[str, np.ndarray] | None = None,
+    extra: Mapping[str, tuple[np.ndarray, str]] | None = None,
 ) -> Path:
     """`kind`: GGML type of the matrices (F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1); vectors stay F32.
 
-    `settings` adds or overrides hyperparameters by key without the architecture, `extra` adds tensors under GGUF names.
+    `settings` adds or overrides hyperparameters by key without the architecture, `extra` adds tensors by GGUF name, as the
+    file's own bytes and their GGML type.
     """
     writer = gguf.GGUFWriter(path, config.family)
     writer.add_name(f"tiny {config.family}")
     writer.add_license("apache-2.0")
-    for key, value in (_gguf_settings(config) | dict(settings or {})).items():
+    for key, value in (gguf_settings(config) | dict(settings or {})).items():
         _add(writer, f"{config.family}.{key}", value)
-    _add_tokenizer(writer)
+    _add_tokenizer(writer, config.vocab_rows)
     quantisation = gguf.GGMLQuantizationType[kind]
     for name, values in tensors.items():
         values = np.ascontiguousarray(to_gguf_values(config, name, values), np.float32)
@@ -321,8 +322,8 @@ def write_gguf(
             writer.add_tensor(gguf_name(config, name), values)
     if config.rope_scaling is not None and config.rope_scaling.kind == "llama3":
         writer.add_tensor("rope_freqs.weight", _rope_factors(config))
-    for name, values in (extra or {}).items():
-        writer.add_tensor(name, values)
+    for name, (data, data_kind) in (extra or {}).items():
+        writer.add_tensor(name, data, raw_dtype=gguf.GGMLQuantizationType[data_kind])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -330,7 +331,8 @@ def write_gguf(
     return path
 
 
-def _gguf_settings(config: DecoderConfig) -> dict[str, Any]:
+def gguf_settings(config: DecoderConfig) -> dict[str, Any]:
+    """Hyperparameters by key without the architecture, as llama.cpp's converter writes them."""
     out: dict[str, Any] = {
         "block_count": config.layers,
         "context_length": config.max_context,
@@ -376,12 +378,15 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
         writer.add_array(key, value)
 
 
-def _add_tokenizer(writer: gguf.GGUFWriter) -> None:
+def _add_tokenizer(writer: gguf.GGUFWriter, vocab_rows: int) -> None:
+    """llama.cpp's converter names padding rows and marks them unused."""
     tokens, merges = _bpe()
+    types = [gguf.TokenType.CONTROL if t in CONTROL_TOKENS else gguf.TokenType.NORMAL for t in tokens]
+    padding = range(len(tokens), vocab_rows)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("qwen2")
-    writer.add_token_list(tokens)
-    writer.add_token_types([3 if t in CONTROL_TOKENS else 1 for t in tokens])
+    writer.add_token_list(tokens + [f"[PAD{i}]" for i in padding])
+    writer.add_token_types(types + [gguf.TokenType.UNUSED] * len(padding))
     writer.add_token_merges([f"{a} {b}" for a, b in merges])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(EOS_ID)

@@ -11,6 +11,13 @@ from edgespec_converters.sources.content import describe, is_gguf
 
 def open_source(path: Path) -> Checkpoint:
     """A GGUF file, a folder with one, or a Hugging Face folder, told apart by content. Raises ArtifactError for anything else."""
+    try:
+        return _open(path)
+    except OSError as error:
+        raise ArtifactError(f"{error.filename or path} cannot be read: {error.strerror or error}") from error
+
+
+def _open(path: Path) -> Checkpoint:
     from edgespec_converters.sources.gguf import GgufCheckpoint
     from edgespec_converters.sources.hf import HfCheckpoint
 

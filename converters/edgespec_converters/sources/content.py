@@ -6,9 +6,12 @@ import json
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
+from numpy.typing import NDArray
+
 from edgespec.core.errors import ArtifactError
 
-_MAX_JSON_BYTES = 64 << 20
+_MAX_JSON_BYTES = 16 << 20
 _SIGNATURES = (
     (b"GGUF", "a GGUF file"),
     (b"PK\x03\x04", "a zip archive (PyTorch saves pickles in one)"),
@@ -16,6 +19,7 @@ _SIGNATURES = (
     (b"<!DOCTYPE", "an HTML page"),
     (b"<html", "an HTML page"),
 )
+_PICKLE_PROTOCOLS = (b"\x02", b"\x03", b"\x04", b"\x05")
 
 
 def describe(path: Path) -> str:
@@ -25,9 +29,10 @@ def describe(path: Path) -> str:
     for signature, meaning in _SIGNATURES:
         if head.startswith(signature):
             return meaning
-    if len(head) > 1 and head[0] == 0x80 and 2 <= head[1] <= 5:
+    is_object = head[8:9] == b"{"  # safetensors: a 64-bit header length, then a JSON object
+    if head[:1] == b"\x80" and head[1:2] in _PICKLE_PROTOCOLS and not (is_object and head[4:8] == bytes(4)):
         return "a Python pickle"
-    if len(head) > 8 and head[8:9] == b"{":
+    if is_object:
         return "a safetensors file"
     return "an empty file" if not head else f"a file that begins with {head[:8]!r}"
 
@@ -36,15 +41,20 @@ def is_gguf(path: Path) -> bool:
     return path.is_file() and describe(path) == "a GGUF file"
 
 
+def map_bytes(path: Path, offset: int, nbytes: int) -> NDArray[np.uint8]:
+    """Part of a file as read-only uint8 [nbytes], in memory only where touched and only while it is held."""
+    try:
+        return np.memmap(path, np.uint8, mode="r", offset=offset, shape=(nbytes,)).view(np.ndarray)
+    except (OSError, ValueError) as error:  # ValueError: shorter than when its header was read
+        raise ArtifactError(f"{path} vanished or shrank while it was being read: {error}") from error
+
+
 def load_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file. Raises ArtifactError for anything else."""
-    try:
-        size = path.stat().st_size
-        if size > _MAX_JSON_BYTES:
-            raise ArtifactError(f"{path} has {size} bytes, more than the {_MAX_JSON_BYTES} a settings file may have")
-        return parse_object(path.read_bytes(), str(path))
-    except OSError as error:
-        raise ArtifactError(f"{path} cannot be read: {error.strerror or error}") from error
+    size = path.stat().st_size
+    if size > _MAX_JSON_BYTES:
+        raise ArtifactError(f"{path} has {size} bytes, more than the {_MAX_JSON_BYTES} a settings file may have")
+    return parse_object(path.read_bytes(), str(path))
 
 
 def parse_object(data: bytes, where: str) -> dict[str, Any]:

@@ -20,9 +20,11 @@ from edgespec.core.decoder import DecoderConfig
 from edgespec.core.errors import ArtifactError
 from edgespec.core.scores import Float32
 from edgespec_converters.checkpoint import StoredTensor, TokenizerFiles
+from edgespec_converters.sources.content import map_bytes
 from edgespec_converters.sources.gguf_config import gguf_config, gguf_family
 from edgespec_converters.sources.gguf_header import GgufHeader, TensorInfo, read_header
 from edgespec_converters.sources.inventory import check_tensors
+from edgespec_converters.sources.settings import naming
 
 _CHUNK_ELEMENTS = 1 << 20  # dequantised at once: bounds what is held beside the result
 _ROPE_FACTORS = "rope_freqs.weight"
@@ -67,7 +69,10 @@ class GgufCheckpoint:
         _check_kinds(header, path)
         factors = header.tensors.get(_ROPE_FACTORS)
         shapes = {name: info.shape for name, info in header.tensors.items()}
-        self._config = gguf_config(header.fields, shapes, str(path), None if factors is None else _dequantise(_map(path, factors), factors))
+        with naming(str(path)):
+            self._config = gguf_config(
+                header.fields, shapes, str(path), None if factors is None else _dequantise(_map(path, factors), factors)
+            )
         self._tensors = {_hugging_face_name(n, self._config): info for n, info in header.tensors.items() if n != _ROPE_FACTORS}
         check_tensors({name: info.shape for name, info in self._tensors.items()}, self._config, str(path))
 
@@ -148,7 +153,7 @@ def _hugging_face_name(name: str, config: DecoderConfig) -> str:
 
 def _map(path: Path, info: TensorInfo) -> NDArray[Any]:
     """[shape…] for plain types, uint8 [rows, bytes per row] for block types."""
-    raw = np.memmap(path, np.uint8, mode="r", offset=info.offset, shape=(info.nbytes,)).view(np.ndarray)
+    raw = map_bytes(path, info.offset, info.nbytes)
     if plain := _PLAIN.get(info.kind.name):
         return raw.view(plain).reshape(info.shape)
     block, block_bytes = gguf.GGML_QUANT_SIZES[info.kind]

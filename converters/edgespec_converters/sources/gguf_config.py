@@ -57,7 +57,7 @@ def gguf_config(
     scaling = _rope_scaling(s)
     config = DecoderConfig(
         family=family,
-        layers=s.integer("block_count"),
+        layers=s.layers("block_count", len(shapes)),
         hidden=hidden,
         heads=heads,
         kv_heads=s.integer("attention.head_count_kv", heads),

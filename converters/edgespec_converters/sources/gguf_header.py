@@ -138,10 +138,6 @@ class _Parser:
         if 0 in dims or dims[0] % block:
             raise self._error(f"{label} has shape {dims}, whose rows are not whole blocks of {block} ({kind.name})")
         nbytes = math.prod(dims) // block * block_bytes  # Python integers: the product cannot wrap
-        if nbytes > self._size:
-            raise self._error(
-                f"{label} of shape {dims} needs {nbytes} bytes, but the whole file has {self._size}: {nbytes - self._size} are missing"
-            )
         offset = self._number("Q", f"the offset of {label}")
         return name, TensorInfo(kind=kind, shape=tuple(reversed(dims)), offset=offset, nbytes=nbytes)
 

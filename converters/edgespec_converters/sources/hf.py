@@ -14,10 +14,11 @@ from edgespec.core.decoder import DecoderConfig
 from edgespec.core.errors import ArtifactError
 from edgespec.core.scores import Float32
 from edgespec_converters.checkpoint import StoredTensor, TokenizerFiles
-from edgespec_converters.sources.content import load_json
+from edgespec_converters.sources.content import load_json, map_bytes
 from edgespec_converters.sources.hf_config import hf_config, refuse_code
 from edgespec_converters.sources.inventory import check_tensors
 from edgespec_converters.sources.safetensors_header import Entry, read_safetensors_header
+from edgespec_converters.sources.settings import naming
 
 _DTYPES: dict[str, Any] = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
 _INDEX = "model.safetensors.index.json"
@@ -38,7 +39,8 @@ class HfCheckpoint:
         values = load_json(folder / "config.json")
         _refuse_code(folder, values)
         entries = _language_model(_entries(folder), multimodal="text_config" in values)
-        self._config = hf_config(values, str(folder / "config.json"), has_head="lm_head.weight" in entries)
+        with naming(str(folder / "config.json")):
+            self._config = hf_config(values, str(folder / "config.json"), entries)
         if self._config.tied:
             entries.pop("lm_head.weight", None)  # some folders store the tied head a second time
         check_tensors({name: entry.shape for name, entry in entries.items()}, self._config, str(folder))
@@ -82,8 +84,7 @@ class HfCheckpoint:
 
     def _map(self, name: str) -> NDArray[Any]:
         entry = self._entries[name]
-        raw = np.memmap(entry.file, np.uint8, mode="r", offset=entry.offset, shape=(entry.nbytes,)).view(np.ndarray)
-        return raw.view(_DTYPES[entry.dtype]).reshape(entry.shape)
+        return map_bytes(entry.file, entry.offset, entry.nbytes).view(_DTYPES[entry.dtype]).reshape(entry.shape)
 
 
 def _refuse_code(folder: Path, config: Mapping[str, Any]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, cast
 
 from edgespec.core.decoder import FAMILIES, DecoderConfig, Family, RopeScaling
@@ -12,8 +12,12 @@ from edgespec.core.errors import ArtifactError
 from edgespec_converters.sources.settings import Settings
 
 _MODEL_TYPES: dict[str, Family] = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3_text": "gemma3", "gemma3": "gemma3"}
-_ACTIVATIONS = {"llama": ("hidden_act", "silu"), "qwen2": ("hidden_act", "silu"), "qwen3": ("hidden_act", "silu")}
-_GEMMA3_ACTIVATION = ("hidden_activation", "gelu_pytorch_tanh")
+_ACTIVATIONS: dict[Family, tuple[str, str]] = {
+    "llama": ("hidden_act", "silu"),
+    "qwen2": ("hidden_act", "silu"),
+    "qwen3": ("hidden_act", "silu"),
+    "gemma3": ("hidden_activation", "gelu_pytorch_tanh"),
+}
 _DEFAULTS: dict[Family, dict[str, Any]] = {
     "llama": {"tie_word_embeddings": False, "rope_theta": 10000.0},
     "qwen2": {"tie_word_embeddings": False, "rope_theta": 10000.0},
@@ -67,8 +71,8 @@ def refuse_code(values: Any, where: str) -> None:
         raise ArtifactError(f"{where} names a Python file ({values[:80]!r}); edgespec never runs code from a model")
 
 
-def hf_config(values: Mapping[str, Any], where: str, *, has_head: bool) -> DecoderConfig:
-    """`has_head`: the folder holds "lm_head.weight"; it decides where config.json does not say whether the head is tied."""
+def hf_config(values: Mapping[str, Any], where: str, tensors: Collection[str]) -> DecoderConfig:
+    """`tensors`: the names in the folder; they decide where config.json does not say whether the head is tied."""
     family = _family(values, where)
     own = dict(values)
     if isinstance(text := own.pop("text_config", None), dict):
@@ -77,19 +81,19 @@ def hf_config(values: Mapping[str, Any], where: str, *, has_head: bool) -> Decod
     for key, allowed in _MUST_BE.items():
         if s.get(key) not in allowed:
             raise s.refuse(key, f"edgespec knows {family} models without it")
-    key, activation = _GEMMA3_ACTIVATION if family == "gemma3" else _ACTIVATIONS[family]
+    key, activation = _ACTIVATIONS[family]
     if s.text(key, activation) != activation:
         raise s.refuse(key, f"{family} models use {activation}")
     defaults = _DEFAULTS[family]
     hidden = s.integer("hidden_size")
     heads = s.integer("num_attention_heads", defaults.get("num_attention_heads"))
-    tied = s.flag("tie_word_embeddings", defaults["tie_word_embeddings"] or not has_head)
+    tied = s.flag("tie_word_embeddings", defaults["tie_word_embeddings"] or "lm_head.weight" not in tensors)
     theta, local_theta, scaling = _rope(s, family)
     max_context = s.integer("max_position_embeddings", defaults.get("max_position_embeddings"))
     if scaling is not None and scaling.kind == "yarn":
         max_context = max(max_context, round(scaling.original_context * scaling.factor))
     head_dim = s.integer("head_dim", defaults.get("head_dim", hidden // max(heads, 1)))
-    layers = s.integer("num_hidden_layers")
+    layers = s.layers("num_hidden_layers", len(tensors))
     return DecoderConfig(
         family=family,
         layers=layers,
@@ -124,7 +128,7 @@ def _gemma3(s: Settings, hidden: int, layers: int, local_theta: float) -> dict[s
         "post_norms": True,
         "norm_offset": 1.0,
         "embed_scale": math.sqrt(hidden),
-        "attention_scale": 1 / math.sqrt(s.number("query_pre_attn_scalar", defaults["query_pre_attn_scalar"])),
+        "attention_scale": 1 / math.sqrt(s.positive("query_pre_attn_scalar", defaults["query_pre_attn_scalar"])),
         "activation": "gelu_tanh",
         "sliding_window": s.integer("sliding_window", defaults["sliding_window"]),
         "sliding": sliding,

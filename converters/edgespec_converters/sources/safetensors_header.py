@@ -14,7 +14,7 @@ from typing import Any, cast
 from edgespec.core.errors import ArtifactError
 from edgespec_converters.sources.content import describe, parse_object
 
-_MAX_HEADER_BYTES = 100 << 20  # the format's own limit
+_MAX_HEADER_BYTES = 16 << 20  # a hundred thousand tensors
 _MAX_RANK = 8
 _ITEM_BYTES = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2"), 1),
@@ -46,7 +46,7 @@ def read_safetensors_header(path: Path) -> dict[str, Entry]:
                 f"{path} is {describe(path)}, not safetensors; edgespec reads weights only from safetensors and GGUF, never from pickles"
             )
         if length > _MAX_HEADER_BYTES:
-            raise ArtifactError(f"{path} is damaged: its header claims {length} bytes, the format allows {_MAX_HEADER_BYTES}")
+            raise ArtifactError(f"{path} is damaged: its header claims {length} bytes, allowed are {_MAX_HEADER_BYTES}")
         if 8 + length > size:
             raise ArtifactError(
                 f"{path} is truncated: its header needs {length} bytes, {8 + length - size} bytes are missing; download it again"

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from edgespec.core.errors import ArtifactError
+
+_MAX_FLOAT32 = 3.4e38
+
+
+@contextmanager
+def naming(where: str) -> Generator[None]:
+    """Put the file's name before an ArtifactError that does not know it, such as one of `DecoderConfig`."""
+    try:
+        yield
+    except ArtifactError as error:
+        if where in str(error):
+            raise
+        raise ArtifactError(f"{where}: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +44,15 @@ class Settings:
 
     def number(self, key: str, default: float | None = None) -> float:
         value = self._value(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self.wrong(key, "a number")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < _MAX_FLOAT32:
+            raise self.wrong(key, "a finite number")
         return float(value)
+
+    def positive(self, key: str, default: float | None = None) -> float:
+        value = self.number(key, default)
+        if not value > 0:
+            raise self.wrong(key, "a positive number")
+        return value
 
     def text(self, key: str, default: str | None = None) -> str:
         value = self._value(key, default)
@@ -54,6 +74,13 @@ class Settings:
         if not isinstance(value, dict):
             raise self.wrong(key, "an object")
         return Settings(value, f"{self.where}: {key}")
+
+    def layers(self, key: str, tensors: int) -> int:
+        """A layer count, refused when the file has fewer tensors: what is built per layer must not grow with a mere claim."""
+        value = self.integer(key)
+        if value > tensors:
+            raise ArtifactError(f"{self.where}: {self.prefix}{key} claims {value} layers, but there are only {tensors} tensors")
+        return value
 
     def wrong(self, key: str, expected: str) -> ArtifactError:
         found = repr(self.get(key))

@@ -1,0 +1,100 @@
+"""The `edgespec` command: which commands there are, and how every error becomes one line and an exit code."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from edgespec_apps.bench import bench
+from edgespec_apps.chat import chat
+from edgespec_apps.console import INTERRUPTED, complain, leave
+from edgespec_apps.doctor import doctor
+from edgespec_apps.generate import generate
+from edgespec_apps.models import convert, models, pull
+from edgespec_apps.options import Debug, Settings, grouped
+from edgespec_apps.simulate import simulate
+
+OK, FAILED, USAGE = 0, 1, 2
+
+app = typer.Typer(
+    name="edgespec",
+    help="Exact speculative decoding for language models on your own device: faster answers, never a changed one.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        import edgespec
+
+        print(edgespec.__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Options before the command."""
+
+
+for command in (chat, generate, pull, convert, models, bench, simulate, doctor):
+    app.command()(grouped(command))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """The exit code: 0 done, 1 a clear error on stderr, 2 wrong usage, 130 interrupted."""
+    settings = Settings()
+    command = typer.main.get_command(app)
+    try:
+        code = command.main(args=list(arguments), prog_name="edgespec", standalone_mode=False, obj=settings)
+        return code if isinstance(code, int) else OK
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+    except Exception as error:
+        if settings.debug:
+            traceback.print_exc()
+        complain(describe(error))
+        return exit_code(error)
+
+
+def describe(error: Exception) -> str:
+    """What the user reads. Errors that nobody foresaw say so."""
+    from edgespec.core.errors import EdgespecError
+
+    usage = getattr(error, "format_message", None)  # typer's own errors; its versions keep their class in different places
+    if usage is not None:
+        return str(usage())
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+    if isinstance(error, EdgespecError | ValueError | OSError) and str(error):
+        return str(error)
+    if isinstance(error, MemoryError):
+        return "not enough memory; close other programs, or take a smaller model, recipe or --max-context"
+    return f"unexpected {type(error).__name__}: {error} (run again with --debug for the traceback)"
+
+
+def exit_code(error: Exception) -> int:
+    return USAGE if isinstance(error, ValueError) or hasattr(error, "format_message") else FAILED
+
+
+def main() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
+    code = run(sys.argv[1:])
+    with contextlib.suppress(BrokenPipeError):
+        leave(code)
+
+
+if __name__ == "__main__":
+    main()

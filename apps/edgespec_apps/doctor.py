@@ -1,0 +1,137 @@
+"""`edgespec doctor`: what works on this machine, what does not and why, and what would run where."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from edgespec_apps import machine
+from edgespec_apps.options import AsJson
+
+if TYPE_CHECKING:
+    from edgespec.orchestrator.store import Package
+
+SCHEMA = "edgespec.doctor/1"
+NEVER_RUN = ("Metal (MLX on a Mac's GPU)", "any NPU (Core ML, QNN)", "Windows")
+_LIBRARIES = ("numpy", "onnxruntime", "mlx", "tokenizers", "sentencepiece", "jinja2")
+
+
+def doctor(
+    model: Annotated[str | None, typer.Option("--model", "-m", help="Also say what would run this model.", metavar="NAME|FOLDER")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show backends and why they do not work, processors, memory, disk, installed models."""
+    found = examine(model)
+    if as_json:
+        print(json.dumps(found), flush=True)
+    else:
+        print_report(found)
+
+
+def examine(model: str | None) -> dict[str, Any]:
+    """Everything the report shows. Raises ArtifactError for a `model` that is not there."""
+    import edgespec
+    from edgespec.orchestrator import engines, store
+
+    damaged: dict[str, str] = {}
+    packages = store.list_packages(lambda name, error: damaged.update({name: str(error)}))
+    home = store.home()
+    return {
+        "schema": SCHEMA,
+        "backends": {name: _about(name) for name in engines.NAMES},
+        "versions": {"edgespec": edgespec.__version__} | {name: version(name) for name in _LIBRARIES},
+        "machine": machine.describe(),
+        "home": str(home),
+        "disk_free_bytes": shutil.disk_usage(_existing(home)).free,
+        "models": {package.name: [f"{a.engine} {a.recipe}" for a in package.manifest.artifacts] for package in packages},
+        "damaged": damaged,
+        "model": placement(store.find_package(model)) if model else None,
+        "never_run_on": list(NEVER_RUN),
+    }
+
+
+def _about(name: str) -> dict[str, Any]:
+    """Whether a backend works, and if not why."""
+    from edgespec.orchestrator import engines
+
+    try:
+        backend = engines.backend(name)
+        why_not = backend.why_not()
+        return {"available": why_not is None, "why_not": why_not, "what": None if why_not else backend.describe()}
+    except Exception as error:  # a broken device library may raise anything
+        return {"available": False, "why_not": f"cannot be used ({type(error).__name__}: {error})", "what": None}
+
+
+def version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _existing(folder: Path) -> Path:
+    return folder if folder.exists() or folder == folder.parent else _existing(folder.parent)
+
+
+def placement(package: Package) -> dict[str, Any]:
+    """For each backend the artifact it would run, or why none; `auto` is the backend that `--engine auto` takes."""
+    from edgespec.core.errors import CapabilityError
+    from edgespec.orchestrator import engines
+
+    manifest = package.manifest
+    choices: dict[str, str] = {}
+    works: set[str] = set()
+    for name in engines.NAMES:
+        about = _about(name)
+        if not about["available"]:
+            choices[name] = f"cannot run: {about['why_not']}"
+            continue
+        try:
+            _, artifact = engines.choose(manifest, name, None)
+        except CapabilityError as error:
+            choices[name] = f"cannot run: {error}"
+        else:
+            works.add(name)
+            choices[name] = f"{artifact.engine} {artifact.recipe}, {artifact.weight_bytes / 1e6:.0f} MB of weights, {about['what']}"
+    return {
+        "name": manifest.name,
+        "draft": manifest.draft or "ngram",
+        "auto": next((name for name in engines.preference() if name in works), None),
+        "kv_bytes_at_full_context": manifest.decoder.kv_bytes_per_token() * manifest.decoder.max_context,
+        "max_context": manifest.decoder.max_context,
+        "backends": choices,
+    }
+
+
+def print_report(found: Mapping[str, Any]) -> None:
+    about = found["machine"]
+    _section("Backends", [f"{name}: {b['what'] or 'not available: ' + b['why_not']}" for name, b in found["backends"].items()])
+    _section(
+        "Machine",
+        [
+            f"{about['system']} on {about['architecture']}, {about['processor']}",
+            f"{about['physical_cores']} physical cores to use, load {about['load_average'][0]:.2f}",
+            f"memory {about['memory_bytes'] / 1e9:.1f} GB, {about['memory_available_bytes'] / 1e9:.1f} GB available",
+            f"store {found['home']}, {found['disk_free_bytes'] / 1e9:.1f} GB free on its disk",
+            *(f"preset {name}={value}" for name, value in about["preset_variables"].items()),
+        ],
+    )
+    _section("Versions", [f"{name} {number or 'not installed'}" for name, number in found["versions"].items()])
+    models = [f"{name}: {', '.join(engines)}" for name, engines in found["models"].items()]
+    _section(
+        "Models", models + [f"damaged: {problem}" for problem in found["damaged"].values()] or ["none; run `edgespec pull smollm2-135m`"]
+    )
+    if model := found["model"]:
+        lines = [f"{name}{' (auto)' if name == model['auto'] else ''}: {choice}" for name, choice in model["backends"].items()]
+        _section(f"{model['name']}, draft {model['draft']}, context up to {model['max_context']} tokens", lines)
+    _section("This build was never run on", found["never_run_on"])
+
+
+def _section(title: str, lines: Sequence[str]) -> None:
+    print(f"{title}\n" + "".join(f"  {line}\n" for line in lines), end="")

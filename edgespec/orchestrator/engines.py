@@ -1,0 +1,75 @@
+"""Which backend runs a package's artifact: chosen by capability, refused with the reason."""
+
+from __future__ import annotations
+
+import importlib
+import platform
+import sys
+from typing import cast
+
+from edgespec.core.backend import Backend
+from edgespec.core.engine import Engine, ModelSpec
+from edgespec.core.errors import ArtifactError, CapabilityError
+from edgespec.core.manifest import Artifact, Manifest
+from edgespec.orchestrator.store import Package
+
+NAMES = ("onnx", "mlx", "reference")
+
+
+def backend(name: str) -> Backend:
+    """Import one backend. ValueError for a name that is none."""
+    if name not in NAMES:
+        raise ValueError(f"engine must be auto, {', '.join(NAMES)}; got {name!r}")
+    return cast(Backend, importlib.import_module(f"edgespec.backends.{name}").BACKEND)
+
+
+def preference() -> tuple[str, ...]:
+    """Fastest first: MLX where there is Metal, else ONNX Runtime; the reference engine only when asked for."""
+    apple = sys.platform == "darwin" and platform.machine() == "arm64"
+    return ("mlx", "onnx") if apple else ("onnx", "mlx")
+
+
+def choose(manifest: Manifest, engine: str, recipe: str | None) -> tuple[str, Artifact]:
+    """The backend's name and the artifact it will load. CapabilityError says what stands in the way of each candidate."""
+    reasons: list[str] = []
+    for name in preference() if engine == "auto" else (engine,):
+        candidate = backend(name)
+        if (why := candidate.why_not()) is not None:
+            reasons.append(f"{name}: {why}")
+            continue
+        for kind in candidate.artifact_engines:
+            if (artifact := manifest.find(kind, recipe)) is not None:
+                return name, artifact
+        has = ", ".join(f"{a.engine}/{a.recipe}" for a in manifest.artifacts) or "nothing"
+        reasons.append(
+            f"{name}: no {'/'.join(candidate.artifact_engines)} artifact{f' for recipe {recipe}' if recipe else ''} (it has {has})"
+        )
+    source = manifest.source.get("path") or manifest.name
+    raise CapabilityError(
+        f"{manifest.name} cannot run on {engine}: {'; '.join(reasons)}. To add one: edgespec convert {source} --name {manifest.name}"
+        f" --recipe {recipe or 'int8'} --targets {'mlx' if engine in ('mlx', 'reference') else 'onnx'}"
+    )
+
+
+def load(package: Package, *, engine: str, recipe: str | None, threads: int | None) -> tuple[Engine, str]:
+    """The loaded engine and its backend's name."""
+    name, artifact = choose(package.manifest, engine, recipe)
+    folder = package.path / artifact.folder
+    if not folder.is_dir():
+        raise ArtifactError(f"{package.manifest.name}: folder {artifact.folder} is missing; convert or pull the model again")
+    return backend(name).load(package.path, package.manifest, artifact, threads=threads), name
+
+
+def spec_of(manifest: Manifest, artifact: Artifact | None) -> ModelSpec:
+    """What a package says of itself before anything is loaded."""
+    c = manifest.decoder
+    return ModelSpec(
+        name=manifest.name,
+        vocab_size=manifest.vocab_size,
+        vocab_digest=manifest.vocab_digest,
+        max_context=c.max_context,
+        layers=c.layers,
+        hidden=c.hidden,
+        weight_bytes=artifact.weight_bytes if artifact else 0,
+        kv_bytes_per_token=c.kv_bytes_per_token(),
+    )

@@ -1,0 +1,185 @@
+"""A loaded model with its tokenizer and its draft, shared by any number of sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from edgespec.core.device import DeviceProfile
+from edgespec.core.drafter import Drafter
+from edgespec.core.engine import Engine, ModelSpec
+from edgespec.core.errors import ArtifactError, CapabilityError
+from edgespec.core.manifest import Manifest
+from edgespec.core.plan import Knobs
+from edgespec.core.trace import RoundTrace
+from edgespec.drafting.model import ModelDrafter
+from edgespec.drafting.ngram import NgramDrafter
+from edgespec.drafting.none import NoDrafter
+from edgespec.orchestrator import engines
+from edgespec.orchestrator.session import Session
+from edgespec.orchestrator.store import Package, find_package
+from edgespec.orchestrator.text import Tokenizer
+
+_REMEMBERED_ROUNDS = 256
+
+
+class Runtime:
+    """Owns the engines; sessions own caches and drafters. Thread-safe: engines run one forward pass at a time."""
+
+    def __init__(
+        self,
+        target: Engine,
+        tokenizer: Tokenizer,
+        *,
+        draft: str = "ngram",
+        draft_engine: Engine | None = None,
+        manifest: Manifest | None = None,
+        engine_name: str = "",
+        profile: DeviceProfile | None = None,
+        notes: tuple[str, ...] = (),
+    ) -> None:
+        """`draft` is "none", "ngram", or the name of the model in `draft_engine`. CapabilityError if the two models do not fit."""
+        if draft_engine is not None:
+            check_pair(target.spec, draft_engine.spec)
+        elif draft not in ("none", "ngram"):
+            raise ValueError(f"draft {draft!r} needs an engine; without one it must be 'none' or 'ngram'")
+        self.target, self.tokenizer, self.manifest = target, tokenizer, manifest
+        self.draft_name, self.draft_engine, self.engine_name = draft, draft_engine, engine_name
+        self.profile = profile or DeviceProfile.generic()
+        self._recent: dict[str, list[RoundTrace]] = {}
+        self.notes = notes  # what the user should know about how this was put together, a line each
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self.target.spec
+
+    def new_drafter(self, max_context: int) -> Drafter:
+        if self.draft_engine is not None:
+            return ModelDrafter(self.draft_engine, capacity=max_context)
+        return NgramDrafter() if self.draft_name == "ngram" else NoDrafter()
+
+    def recall(self, policy: str) -> list[RoundTrace]:
+        """The last rounds that sessions with this policy ran here, so that a new session need not learn the machine's costs again."""
+        return list(self._recent.get(policy, ()))
+
+    def remember(self, policy: str, history: Sequence[RoundTrace]) -> None:
+        self._recent[policy] = list(history[-_REMEMBERED_ROUNDS:])
+
+    def session(
+        self, *, policy: str = "window", verify: str = "auto", max_context: int | None = None, knobs: Knobs | None = None
+    ) -> Session:
+        return Session(self, policy=policy, verify=verify, max_context=max_context, knobs=knobs)
+
+    def close(self) -> None:
+        """Release the engines. Idempotent."""
+        self.target.close()
+        if self.draft_engine is not None:
+            self.draft_engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def check_pair(target: ModelSpec, draft: ModelSpec) -> None:
+    """Raise CapabilityError unless every token id means the same bytes to both models."""
+    if target.vocab_digest != draft.vocab_digest:
+        raise CapabilityError(
+            f"{draft.name} cannot draft for {target.name}: their vocabularies differ ({draft.vocab_size} and {target.vocab_size} tokens,"
+            f" digests {draft.vocab_digest[:8]} and {target.vocab_digest[:8]}); choose a draft of the same model family, or --draft ngram"
+        )
+
+
+def load(
+    model: str | Path,
+    *,
+    engine: str = "auto",
+    recipe: str | None = None,
+    draft: str = "auto",
+    draft_engine: str = "auto",
+    threads: int | None = None,
+    profile: DeviceProfile | None = None,
+) -> Runtime:
+    """Load a model package, by name (`NAME` or `NAME@RECIPE`) or folder, with its draft.
+
+    `draft`: "none", "ngram", "auto" (the draft the package names if it is installed, else n-gram) or another package.
+    Raises ArtifactError for missing or damaged packages, CapabilityError for parts that do not fit or cannot run here.
+    """
+    package, recipe = _resolve(model, recipe)
+    chosen, draft_package, draft_recipe, notes = _choose_draft(draft, package)
+    target, engine_name = engines.load(package, engine=engine, recipe=recipe, threads=threads)
+    loaded_draft: Engine | None = None
+    try:
+        if draft_package is not None:
+            if draft_package.manifest.vocab_digest != package.manifest.vocab_digest:
+                check_pair(target.spec, engines.spec_of(draft_package.manifest, None))
+            loaded_draft, _ = engines.load(draft_package, engine=draft_engine, recipe=draft_recipe, threads=threads)
+        tokenizer = Tokenizer.load(package.path, package.manifest.tokenizer, package.manifest.vocab_size)
+        return Runtime(
+            target,
+            tokenizer,
+            draft=chosen,
+            draft_engine=loaded_draft,
+            manifest=package.manifest,
+            engine_name=engine_name,
+            profile=profile,
+            notes=notes,
+        )
+    except BaseException:
+        target.close()
+        if loaded_draft is not None:
+            loaded_draft.close()
+        raise
+
+
+def open_session(
+    model: str | Path,
+    *,
+    engine: str = "auto",
+    recipe: str | None = None,
+    draft: str = "auto",
+    draft_engine: str = "auto",
+    threads: int | None = None,
+    profile: DeviceProfile | None = None,
+    policy: str = "window",
+    verify: str = "auto",
+    max_context: int | None = None,
+    knobs: Knobs | None = None,
+) -> Session:
+    """A session that owns its model: `load` and `Runtime.session` in one. Close it, or use it in a `with` block."""
+    runtime = load(model, engine=engine, recipe=recipe, draft=draft, draft_engine=draft_engine, threads=threads, profile=profile)
+    try:
+        return Session(runtime, policy=policy, verify=verify, max_context=max_context, knobs=knobs, owns_runtime=True)
+    except BaseException:
+        runtime.close()
+        raise
+
+
+def _resolve(model: str | Path, recipe: str | None) -> tuple[Package, str | None]:
+    """The package and the recipe that `NAME@RECIPE`, a name or a folder mean."""
+    if isinstance(model, str) and "@" in model and not Path(model).exists():
+        name, _, suffix = model.rpartition("@")
+        if recipe not in (None, suffix):
+            raise ValueError(f"{model!r} names recipe {suffix!r}, but recipe {recipe!r} was asked for")
+        return find_package(name), suffix
+    return find_package(model), recipe
+
+
+def _choose_draft(draft: str, package: Package) -> tuple[str, Package | None, str | None, tuple[str, ...]]:
+    if draft in ("none", "ngram"):
+        return draft, None, None, ()
+    if draft != "auto":
+        found, recipe = _resolve(draft, None)
+        return found.manifest.name, found, recipe, ()
+    if package.manifest.draft is None:
+        return "ngram", None, None, ()
+    try:
+        found = find_package(package.manifest.draft)
+    except ArtifactError:
+        wanted = package.manifest.draft
+        return "ngram", None, None, (f"its draft {wanted} is not installed (edgespec pull {wanted}); drafting with n-grams",)
+    return found.manifest.name, found, None, ()

@@ -1,0 +1,317 @@
+"""One conversation with one model: a cache, a drafter, and the way from a prompt to a stream of text."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from time import perf_counter
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, TypedDict
+
+import numpy as np
+
+from edgespec.core.cancel import CancelToken
+from edgespec.core.chunk import Answer, Chunk, Finish, Stats, TokenLogProb
+from edgespec.core.draft import common_prefix
+from edgespec.core.engine import Cache
+from edgespec.core.errors import Cancelled, CapabilityError, ContextLengthError
+from edgespec.core.plan import Knobs
+from edgespec.core.sampling import Sampling, SamplingState
+from edgespec.core.trace import RoundTrace
+from edgespec.core.verifier import Verifier
+from edgespec.orchestrator.loop import Parts, Progress, Round, decode, prefill
+from edgespec.orchestrator.text import Detokenizer, Message, StopStrings, Tokenizer
+from edgespec.scheduling.parse import parse_policy
+from edgespec.verification.greedy import GreedyVerifier
+from edgespec.verification.match import MatchVerifier
+from edgespec.verification.rejection import RejectionVerifier
+
+if TYPE_CHECKING:
+    from edgespec.orchestrator.runtime import Runtime
+
+Prompt = str | Sequence[Message] | Sequence[int]
+
+_VERIFIERS: Mapping[str, type[GreedyVerifier] | type[MatchVerifier] | type[RejectionVerifier]] = {
+    "greedy": GreedyVerifier,
+    "match": MatchVerifier,
+    "rejection": RejectionVerifier,
+}
+
+
+class _Settings(TypedDict):
+    policy: str
+    verify: str
+    max_context: int | None
+    knobs: Knobs | None
+
+
+class Session:
+    """Answers one prompt at a time and keeps what it has read, so that the next prompt pays only for what is new.
+
+    Thread-safe in this sense: `cancel` may come from any thread; a second `stream` while one is running is refused.
+    Several sessions over one `Runtime` may run in several threads.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        *,
+        policy: str = "window",
+        verify: str = "auto",
+        max_context: int | None = None,
+        knobs: Knobs | None = None,
+        owns_runtime: bool = False,
+    ) -> None:
+        limit = runtime.spec.max_context
+        if max_context is not None and not 1 < max_context <= limit:
+            raise ValueError(f"max_context must lie in 2..{limit} for {runtime.spec.name}, got {max_context}")
+        if verify not in ("auto", *_VERIFIERS):
+            raise ValueError(f"verify must be auto, {', '.join(_VERIFIERS)}; got {verify!r}")
+        self._runtime, self._owns_runtime = runtime, owns_runtime
+        self._settings = _Settings(policy=policy, verify=verify, max_context=max_context, knobs=knobs)
+        self._policy = parse_policy(policy)
+        self._verify = verify
+        self._max_context = max_context or limit
+        self._knobs = knobs or Knobs()
+        self._drafter = runtime.new_drafter(self._max_context)
+        self._cache: Cache | None = None
+        self._read: list[int] = []  # what the cache holds
+        self._history = runtime.recall(policy)  # what the policy has seen of this model
+        self._busy = threading.Lock()
+        self._cancel = CancelToken()
+        self.prompt_tokens = 0  # of the last prompt
+
+    @property
+    def max_context(self) -> int:
+        """Tokens of prompt and answer together."""
+        return self._max_context
+
+    @property
+    def runtime(self) -> Runtime:
+        return self._runtime
+
+    def stream(
+        self,
+        prompt: Prompt,
+        *,
+        max_tokens: int = 512,
+        sampling: Sampling | None = None,
+        stop: Sequence[str] = (),
+        raw: bool = False,
+        cancel: CancelToken | None = None,
+        progress: Progress | None = None,
+    ) -> Iterator[Chunk]:
+        """Yield a Chunk per round. `prompt` is a user message, a list of messages, or token ids; `raw` text skips the chat template.
+
+        Raises ValueError for bad arguments and ContextLengthError for a prompt that leaves no room, before any compute;
+        CapabilityError while another answer of this session is still streaming.
+        """
+        began = perf_counter()
+        sampling = sampling or Sampling()
+        if max_tokens < 1:
+            raise ValueError(f"max_tokens must be >= 1, got {max_tokens}")
+        if "" in stop:
+            raise ValueError("a stop string must not be empty")
+        verify = self._verifier(sampling)
+        token_ids = self._encode(prompt, raw=raw)
+        room = self._max_context - len(token_ids)
+        if room < 1:
+            raise ContextLengthError(
+                f"the prompt has {len(token_ids)} tokens and the context holds {self._max_context}; shorten it or raise max_context"
+                f" (this model allows {self._runtime.spec.max_context})"
+            )
+        return self._answer(token_ids, verify, sampling, min(max_tokens, room), stop, cancel or CancelToken(), progress, began)
+
+    def generate(
+        self,
+        prompt: Prompt,
+        *,
+        max_tokens: int = 512,
+        sampling: Sampling | None = None,
+        stop: Sequence[str] = (),
+        raw: bool = False,
+        cancel: CancelToken | None = None,
+        progress: Progress | None = None,
+    ) -> Answer:
+        """The whole answer at once; arguments and errors as for `stream`."""
+        tally = Tally()
+        chunks = self.stream(prompt, max_tokens=max_tokens, sampling=sampling, stop=stop, raw=raw, cancel=cancel, progress=progress)
+        for chunk in chunks:
+            tally.add(chunk)
+        return tally.answer(prompt_tokens=self.prompt_tokens)
+
+    def cancel(self) -> None:
+        """End the running answer, from any thread; its last chunk says "cancelled". Does nothing when none is running."""
+        self._cancel.cancel()
+
+    def another(self) -> Session:
+        """A second conversation over the same loaded model, with the same settings."""
+        return Session(self._runtime, **self._settings)
+
+    def close(self) -> None:
+        """Release the cache, the drafter, and the model if this session opened it. Idempotent."""
+        self.cancel()
+        with self._busy:
+            self._drafter.close()
+            self._cache, self._read = None, []
+            if self._owns_runtime:
+                self._runtime.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _verifier(self, sampling: Sampling) -> Verifier:
+        if self._verify == "greedy" and not sampling.greedy:
+            raise ValueError(f"verify 'greedy' ignores temperature {sampling.temperature:g}; use auto, match or rejection")
+        name = self._verify if self._verify != "auto" else "greedy" if sampling.greedy else "rejection"
+        return _VERIFIERS[name]()
+
+    def _encode(self, prompt: Prompt, *, raw: bool) -> list[int]:
+        tokenizer = self._runtime.tokenizer
+        if isinstance(prompt, str):
+            chat = not raw and tokenizer.has_template
+            ids = tokenizer.encode_chat([Message(role="user", content=prompt)]) if chat else tokenizer.encode(prompt, bos=tokenizer.add_bos)
+        else:
+            messages = [m for m in prompt if isinstance(m, Mapping)]
+            if messages and len(messages) == len(prompt):
+                ids = tokenizer.encode_chat(messages)
+            else:
+                ids = [int(t) for t in prompt if not isinstance(t, Mapping)]
+        if not ids:
+            raise ValueError("the prompt is empty")
+        if min(ids) < 0 or max(ids) >= self._runtime.spec.vocab_size:
+            raise ValueError(f"prompt token ids must lie in 0..{self._runtime.spec.vocab_size - 1}, got {min(ids)}..{max(ids)}")
+        return ids
+
+    def _answer(
+        self,
+        prompt: list[int],
+        verify: Verifier,
+        sampling: Sampling,
+        max_tokens: int,
+        stop: Sequence[str],
+        cancel: CancelToken,
+        progress: Progress | None,
+        began: float,
+    ) -> Iterator[Chunk]:
+        if not self._busy.acquire(blocking=False):
+            raise CapabilityError("this session is still answering; open another one over the same model with `session.another()`")
+        known = list(prompt)
+        try:
+            self._cancel, self.prompt_tokens = cancel, len(prompt)
+            cache = self._rewound_cache(prompt)
+            text = _TextOut(self._runtime.tokenizer, stop)
+            stop_ids = frozenset(self._runtime.tokenizer.stop_ids)
+            parts = self._parts(cache, verify, sampling, prompt)
+            try:
+                prefill(parts, prompt, progress)
+                for round in decode(parts, prompt[-1], max_tokens=max_tokens, stop_ids=stop_ids, history=self._history):
+                    known += round.token_ids
+                    chunk = text.push(round, stop_ids)
+                    yield chunk
+                    if chunk.finish is not None:
+                        return
+            except Cancelled:
+                yield Chunk(text=text.flush(), finish="cancelled")
+        finally:
+            self._read = known[: self._cache.length] if self._cache is not None else []
+            self._runtime.remember(self._settings["policy"], self._history)
+            self._busy.release()
+
+    def _rewound_cache(self, prompt: Sequence[int]) -> Cache:
+        """The session's cache, holding exactly the tokens that this prompt shares with the last one."""
+        if self._cache is None:
+            self._cache = self._runtime.target.new_cache(self._max_context)
+        self._cache.truncate(min(common_prefix(self._read, prompt), len(prompt) - 1))
+        return self._cache
+
+    def _parts(self, cache: Cache, verify: Verifier, sampling: Sampling, prompt: Sequence[int]) -> Parts:
+        self._drafter.start(prompt, sampling=sampling, cancel=self._cancel)
+        seeds = np.random.SeedSequence(sampling.seed).spawn(2)
+        return Parts(
+            target=self._runtime.target,
+            cache=cache,
+            drafter=self._drafter,
+            verify=verify,
+            policy=self._policy,
+            state=SamplingState.after(sampling, prompt),
+            target_rng=np.random.default_rng(seeds[0]),
+            draft_rng=np.random.default_rng(seeds[1]),
+            knobs=self._knobs,
+            profile=self._runtime.profile,
+            cancel=self._cancel,
+        )
+
+
+class _TextOut:
+    """Rounds in, chunks out: detokenised, cut at stop strings, with the trace saying what was really delivered."""
+
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str]) -> None:
+        self._detokenizer = Detokenizer(tokenizer)
+        self._stops = StopStrings(stop)
+
+    def push(self, round: Round, stop_ids: frozenset[int]) -> Chunk:
+        began = perf_counter()
+        text, n, stopped = "", len(round.token_ids), False
+        for i, token in enumerate(round.token_ids):
+            if token in stop_ids:
+                break
+            piece, stopped = self._stops.push(self._detokenizer.push(token))
+            text += piece
+            if stopped:
+                n = i + 1
+                break
+        finish: Finish | None = "stop" if stopped else round.finish
+        if finish is not None and not stopped:
+            text += self.flush()
+        trace = replace(round.trace, kept=min(round.trace.kept, n), emitted=n, text_ms=(perf_counter() - began) * 1e3)
+        return Chunk(
+            text=text, token_ids=round.token_ids[:n], origins=round.origins[:n], finish=finish, trace=trace, logprobs=round.logprobs[:n]
+        )
+
+    def flush(self) -> str:
+        piece, stopped = self._stops.push(self._detokenizer.flush())
+        return piece if stopped else piece + self._stops.flush()
+
+
+class Tally:
+    """Adds up chunks into an Answer; front ends that stream use it too."""
+
+    def __init__(self) -> None:
+        self._began = perf_counter()
+        self._first: float | None = None
+        self._chunks: list[Chunk] = []
+
+    def add(self, chunk: Chunk) -> None:
+        if self._first is None and chunk.token_ids:
+            self._first = perf_counter()
+        self._chunks.append(chunk)
+
+    def answer(self, *, prompt_tokens: int) -> Answer:
+        traces: list[RoundTrace] = [c.trace for c in self._chunks if c.trace is not None]
+        logprobs: list[TokenLogProb] = [p for c in self._chunks for p in c.logprobs]
+        token_ids = [t for c in self._chunks for t in c.token_ids]
+        busy_ms = sum(t.round_ms + t.text_ms for t in traces)
+        stats = Stats(
+            rounds=len(traces),
+            drafted=sum(t.drafted for t in traces),
+            kept=sum(t.kept for t in traces),
+            tokens=len(token_ids),
+            ttft_s=(self._first or perf_counter()) - self._began,
+            tok_s=len(token_ids) / (busy_ms / 1e3) if busy_ms else 0.0,
+            overhead_share=sum(t.overhead_ms for t in traces) / busy_ms if busy_ms else 0.0,
+            host_bytes_copied=sum(t.host_bytes_copied for t in traces),
+        )
+        return Answer(
+            text="".join(c.text for c in self._chunks),
+            token_ids=tuple(token_ids),
+            finish=(self._chunks[-1].finish if self._chunks else None) or "cancelled",
+            prompt_tokens=prompt_tokens,
+            stats=stats,
+            traces=tuple(traces),
+            logprobs=tuple(logprobs),
+        )

@@ -1,0 +1,142 @@
+"""What a round costs, learnt from rounds: target time by rows scored, drafter time by nodes drafted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median
+
+RATE = 0.12  # weight of a new sample once a width is known
+SPIKE = 1.25  # a sample this far off counts for no more than that …
+BELIEVED = 3  # … until so many say that the level has changed
+STALE = 20  # samples of other widths after which a width's own recent samples say nothing of the present
+STALE_TRUST = 2.0  # a first new sample may move it by this factor at most
+
+
+@dataclass(slots=True)
+class _Width:
+    ms: float
+    seen: int  # the book's sample count when this width was last sampled
+    samples: int = 0
+    recent: list[float] = field(default_factory=list[float])
+
+
+class RowCosts:
+    """Milliseconds by rows scored: an average per width that ignores lone spikes, over a prior shape between the widths.
+
+    Widths are independent: carrying a change over from one to the others was tried and let two widths that changed
+    differently drag each other about.
+    """
+
+    def __init__(self) -> None:
+        self._widths: dict[int, _Width] = {}
+        self._seen = 0
+
+    def copy(self) -> RowCosts:
+        """A separate book that starts from these figures."""
+        twin = RowCosts()
+        twin._widths = {rows: replace(width, recent=list(width.recent)) for rows, width in self._widths.items()}
+        twin._seen = self._seen
+        return twin
+
+    def samples(self, rows: int) -> int:
+        width = self._widths.get(rows)
+        return width.samples if width else 0
+
+    def ms(self, rows: int) -> float | None:
+        """The present estimate of a measured width, or None."""
+        width = self._widths.get(rows)
+        return width.ms if width else None
+
+    def age(self, rows: int) -> float:
+        """Samples of any width since this one was seen; infinite if it never was."""
+        width = self._widths.get(rows)
+        return self._seen - width.seen if width else math.inf
+
+    def observe(self, rows: int, ms: float) -> None:
+        if not math.isfinite(ms) or ms <= 0:
+            return
+        self._seen += 1
+        width = self._widths.get(rows)
+        if width is None:
+            width = self._widths[rows] = _Width(ms, self._seen)
+        elif self._seen - width.seen > STALE:
+            width.recent = []
+        width.recent = [*width.recent[1 - BELIEVED :], ms]
+        width.ms = _updated(width.ms, width.recent)
+        width.seen = self._seen
+        width.samples += 1
+
+    def curve(self, shape: Sequence[float]) -> list[float]:
+        """ms for 1..len(shape) rows; `shape[m-1]` is the assumed v(m), corrected where widths were measured."""
+        known = sorted(self._widths)
+        if not known:
+            return list(shape)
+        # A width beyond the shape is compared with the shape's last value.
+        factors = [self._widths[m].ms / shape[min(m, len(shape)) - 1] for m in known]
+        out: list[float] = []
+        right = 0
+        for m in range(1, len(shape) + 1):
+            while right < len(known) and known[right] < m:
+                right += 1
+            if right == 0 or right == len(known):
+                factor = factors[min(right, len(known) - 1)]
+            else:
+                share = (m - known[right - 1]) / (known[right] - known[right - 1])
+                factor = factors[right - 1] + share * (factors[right] - factors[right - 1])
+            out.append(factor * shape[m - 1])
+        return out
+
+
+def _updated(before: float, recent: Sequence[float]) -> float:
+    """The new average of a width after its `recent` samples, the newest last."""
+    if len(recent) < BELIEVED:
+        least = min(recent)  # first runs are slow for reasons of their own
+        return min(max(least, before / STALE_TRUST), before * STALE_TRUST)
+    if min(recent) > before * SPIKE:  # a rise must repeat itself: disturbances come in twos
+        return min(recent)
+    if median(recent) < before / SPIKE:
+        return median(recent)
+    newest = min(max(recent[-1], before / SPIKE), before * SPIKE)
+    return before + RATE * (newest - before)
+
+
+FORGET = 0.95  # per drafting round
+
+
+class DraftCosts:
+    """Drafter milliseconds as d0 + d1·n for n nodes: least squares with forgetting, lone spikes cut."""
+
+    def __init__(self) -> None:
+        self._weight = self._n = self._nn = self._ms = self._nms = 0.0
+        self._samples = self._spikes = 0
+        self.line = (0.0, 0.0)
+
+    @property
+    def known(self) -> bool:
+        return self._samples > 0
+
+    def observe(self, nodes: int, ms: float) -> None:
+        if not math.isfinite(ms) or ms < 0:
+            return
+        expected = self.ms(nodes)
+        if self._samples >= BELIEVED and abs(ms - expected) > (SPIKE - 1.0) * expected + 0.02:
+            self._spikes += 1
+            if self._spikes < BELIEVED:
+                return
+            self._weight = self._n = self._nn = self._ms = self._nms = 0.0
+        self._spikes = 0
+        self._samples += 1
+        self._weight = FORGET * self._weight + 1
+        self._n = FORGET * self._n + nodes
+        self._nn = FORGET * self._nn + nodes * nodes
+        self._ms = FORGET * self._ms + ms
+        self._nms = FORGET * self._nms + nodes * ms
+        weight = self._weight + 1.0  # one pseudo-round says that the line passes through zero
+        slope = (weight * self._nms - self._n * self._ms) / (weight * self._nn - self._n * self._n)
+        slope = max(0.0, slope)
+        self.line = (max(0.0, (self._ms - slope * self._n) / weight), slope)
+
+    def ms(self, nodes: float) -> float:
+        return self.line[0] + self.line[1] * nodes

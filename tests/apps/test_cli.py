@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import edgespec
+
+COMMANDS = ("chat", "generate", "pull", "convert", "models", "bench", "doctor")
+
+
+def test_help_names_every_command(command):
+    result = command("--help")
+    assert result.code == 0
+    assert all(name in result.out for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_command_has_help(command, name):
+    result = command(name, "--help")
+    assert result.code == 0
+    assert "--debug" in result.out
+
+
+@pytest.mark.parametrize(("name", "panels"), [("generate", True), ("chat", True), ("bench", False)])
+def test_shared_options_are_the_same_everywhere(command, name, panels):
+    text = command(name, "--help").out
+    assert all(option in text for option in ("--model", "--draft", "--policy", "--engine", "--recipe", "--threads", "--max-context"))
+    assert ("--repetition-penalty" in text) is panels
+
+
+def test_version(command):
+    assert command("--version").out == edgespec.__version__ + "\n"
+
+
+@pytest.mark.parametrize("arguments", [["frobnicate"], ["chat", "--frobnicate"], ["pull"]])
+def test_wrong_usage_is_one_line(command, arguments):
+    result = command(*arguments)
+    assert result.code == 2
+    assert len(result.err.splitlines()) == 1
+    assert result.err.startswith("edgespec: error: ")
+
+
+def test_help_loads_no_heavy_library():
+    heavy = ("numpy", "onnxruntime", "mlx", "tokenizers", "jinja2", "sentencepiece", "gguf", "prompt_toolkit", "onnx")
+    code = (
+        "import sys; from edgespec_apps.cli import run; assert run(['generate', '--help']) == 0;"
+        f"print([name for name in {heavy} if name in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path[:0] = {sys.path!r}; {code}"], capture_output=True, text=True, check=True
+    )
+    assert done.stderr.strip() == "[]"

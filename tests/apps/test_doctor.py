@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from edgespec.orchestrator import engines
+
+
+class Library:
+    artifact_engines = ("onnx",)
+
+    def __init__(self, why: str | None) -> None:
+        self.why = why
+
+    def why_not(self) -> str | None:
+        return self.why
+
+    def describe(self) -> str:
+        return "Library 1.2, cpu"
+
+
+@pytest.fixture
+def backends(monkeypatch):
+    """Three backends: one works, one says why not, one cannot even be imported."""
+
+    def backend(name: str) -> Library:
+        if name == "reference":
+            raise ImportError("half installed")
+        return Library({"onnx": None, "mlx": "mlx is not installed; pip install mlx"}[name])
+
+    monkeypatch.setattr(engines, "backend", backend)
+
+
+def test_json_says_what_works_and_why_not(command, backends, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    result = command("doctor", "--json")
+    assert result.code == 0
+    found = json.loads(result.out)
+    assert found["backends"]["onnx"] == {"available": True, "why_not": None, "what": "Library 1.2, cpu"}
+    assert found["backends"]["mlx"]["why_not"] == "mlx is not installed; pip install mlx"
+    assert "half installed" in found["backends"]["reference"]["why_not"]
+    assert found["machine"]["physical_cores"] >= 1
+    assert found["machine"]["memory_bytes"] > found["machine"]["memory_available_bytes"] > 0
+    assert found["machine"]["preset_variables"]["OMP_NUM_THREADS"] == "1"
+    assert found["disk_free_bytes"] > 0
+    assert found["models"] == {}
+    assert any("Metal" in place for place in found["never_run_on"])
+
+
+def test_text_for_people(command, backends):
+    result = command("doctor")
+    assert result.code == 0
+    assert "onnx: Library 1.2, cpu" in result.out
+    assert "mlx: not available: mlx is not installed; pip install mlx" in result.out
+    assert "run `edgespec pull smollm2-135m`" in result.out
+
+
+def test_a_model_that_is_not_there(command, backends):
+    result = command("doctor", "--model", "absent")
+    assert result.code == 1
+    assert "edgespec pull absent" in result.err
+
+
+def test_what_would_run_a_model(backends):
+    from edgespec_apps.doctor import placement
+
+    artifact = SimpleNamespace(engine="onnx", recipe="int8", weight_bytes=3_000_000)
+    decoder = SimpleNamespace(kv_bytes_per_token=lambda: 100, max_context=50)
+    manifest = SimpleNamespace(
+        name="m", draft=None, decoder=decoder, source={}, artifacts=(artifact,), find=lambda engine, recipe: artifact
+    )
+    found = placement(SimpleNamespace(manifest=manifest))  # type: ignore[arg-type]
+    assert found["backends"]["onnx"] == "onnx int8, 3 MB of weights, Library 1.2, cpu"
+    assert "mlx is not installed" in found["backends"]["mlx"]
+    assert found["auto"] == "onnx"
+    assert (found["draft"], found["kv_bytes_at_full_context"]) == ("ngram", 5000)

@@ -1,0 +1,67 @@
+"""After a model is pulled nothing opens a socket, and nothing does at import."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edgespec.orchestrator import store
+from edgespec_converters.registry import DEFAULT
+from tests.helpers.processes import finish, start
+from tests.helpers.stored import write_package
+
+# Python raises this event before it creates, resolves or connects anything. Local pairs (event loops) are no network.
+_GUARD = """
+import sys
+def guard(event, arguments):
+    if event in ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.bind", "socket.sendto"):
+        print("NETWORK", event, arguments, file=sys.stderr, flush=True)
+        raise PermissionError("network use: " + event)
+sys.addaudithook(guard)
+"""
+
+
+def test_the_guard_sees_a_connection():
+    code, _, err = finish(start(_GUARD + "import socket; socket.create_connection(('127.0.0.1', 9), timeout=1)"))
+    assert code != 0 and "NETWORK" in err
+
+
+def test_importing_every_module_opens_no_socket():
+    code, out, err = finish(
+        start(
+            _GUARD + "import importlib, pkgutil, edgespec, edgespec_converters, edgespec_device_profiles, edgespec_apps\n"
+            "count = 0\n"
+            "for package in (edgespec, edgespec_converters, edgespec_device_profiles, edgespec_apps):\n"
+            "    for module in pkgutil.walk_packages(package.__path__, package.__name__ + '.'):\n"
+            "        if not module.name.endswith('__main__'):\n"
+            "            importlib.import_module(module.name)\n"
+            "            count += 1\n"
+            "print(count)\n"
+        )
+    )
+    assert code == 0 and "NETWORK" not in err, err
+    assert int(out) > 20
+
+
+def test_the_store_is_used_without_a_socket(tmp_path: Path):
+    write_package(tmp_path / "toy", "toy")
+    code, out, err = finish(
+        start(
+            _GUARD + "from edgespec.orchestrator import store\n"
+            "store.verify(store.find_package(sys.argv[1])); store.sweep()\n"
+            "print(len(store.list_packages()))\n",
+            str(tmp_path / "toy"),
+            EDGESPEC_HOME=str(tmp_path / "home"),
+        )
+    )
+    assert (code, out, "NETWORK" in err) == (0, "0\n", False), err
+
+
+@pytest.mark.real
+def test_a_model_answers_without_a_socket():
+    if not store.is_installed(DEFAULT):
+        pytest.skip(f"{DEFAULT} is not in the store; run `make model`")
+    program = _GUARD + "from edgespec_apps.cli import run\nsys.exit(run(sys.argv[1:]))"
+    code, out, err = finish(start(program, "generate", "--model", DEFAULT, "--max-tokens", "4", "Say hello."), timeout_s=240)
+    assert code == 0 and out.strip() and "NETWORK" not in err, err

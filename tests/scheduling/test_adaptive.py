@@ -1,0 +1,203 @@
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgespec.core.device import DeviceProfile, UnitProfile
+from edgespec.core.plan import Knobs
+from edgespec.core.trace import RoundTrace
+from edgespec.scheduling.adaptive import AdaptivePolicy
+from edgespec.scheduling.fixed import FixedPolicy
+from edgespec.scheduling.parse import parse_policy
+from tests.helpers.rounds import made_round, made_state
+from tests.helpers.worlds import World, changed, constant_world, expected_throughput, play, random_world, throughput
+
+GENERIC = DeviceProfile.generic()
+POOR, GOOD = constant_world(10, 22, 4, 0.2), constant_world(10, 22, 4, 0.9)
+
+
+def planned(history: list[RoundTrace]) -> list[int]:
+    return [trace.planned for trace in history]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_esb_08_a_draft_that_does_not_pay_is_parked(seed: int) -> None:
+    history = play(POOR, AdaptivePolicy(), 256, np.random.default_rng(seed))
+    assert 0 in planned(history)[:32]
+    assert planned(history)[2:256].count(0) >= 0.9 * 254
+    plain_ms = 10.0 * sum(trace.emitted for trace in history)
+    assert sum(trace.round_ms for trace in history) <= 1.1 * plain_ms
+    assert sum(trace.round_ms for trace in play(POOR, FixedPolicy(4), 256, np.random.default_rng(seed))) > 2 * plain_ms
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_esb_08_it_comes_back_when_acceptance_rises(seed: int) -> None:
+    policy, rng = AdaptivePolicy(), np.random.default_rng(seed)
+    history = play(POOR, policy, 100, rng)
+    play(GOOD, policy, 64, rng, history=history)
+    after = planned(history)[100:]
+    assert any(min(after[i : i + 3]) > 0 for i in range(62))
+    play(GOOD, policy, 300, rng, history=history)
+    assert expected_throughput(GOOD, history[-250:]) > 0.93 * GOOD.oracle()
+
+
+def test_oracle_in_stationary_worlds() -> None:
+    shares: list[float] = []
+    fixed: list[float] = []
+    for seed in range(20):
+        world = random_world(np.random.default_rng(seed))
+        history = play(world, AdaptivePolicy(), 1500, np.random.default_rng(1000 + seed))
+        shares.append(expected_throughput(world, history) / world.oracle())
+        fixed.append(world.tokens_per_ms(4) / world.oracle())
+    print(f"share of the oracle: adaptive {np.mean(shares):.3f} (least {min(shares):.3f}), fixed:4 {np.mean(fixed):.3f}")
+    assert min(shares) >= 0.95
+    assert np.mean(fixed) < np.mean(shares)
+
+
+def test_oracle_in_changing_worlds() -> None:
+    shares: list[float] = []
+    fixed: list[float] = []
+    for seed in range(10):
+        rng = np.random.default_rng(500 + seed)
+        machine, policy, history = random_world(rng), AdaptivePolicy(), list[RoundTrace]()
+        got = best = four = 0.0
+        for _ in range(5):
+            world = changed(machine, rng)
+            start = len(history)
+            play(world, policy, 300, rng, history=history)
+            ms = sum(world.row_ms(1) for _ in history[start:])  # stretches weigh by the length of their steps
+            got += ms * expected_throughput(world, history[start:])
+            best += ms * world.oracle()
+            four += ms * world.tokens_per_ms(4)
+        shares.append(got / best)
+        fixed.append(four / best)
+    print(f"share of the oracle: adaptive {np.mean(shares):.3f} (least {min(shares):.3f}), fixed:4 {np.mean(fixed):.3f}")
+    assert min(shares) >= 0.90
+    assert np.mean(fixed) < np.mean(shares)
+
+
+def test_it_settles() -> None:
+    """Detours apart, the plan stands still where nothing changes."""
+    world = World(lambda rows: 10 + rows, 0.5, [0.8] * 32)
+    history = play(world, AdaptivePolicy(), 600, np.random.default_rng(3))
+    path = [trace.planned for trace in history[300:] if not trace.reason.startswith("looking")]
+    assert sum(a != b for a, b in itertools.pairwise(path)) <= 4
+
+
+def test_a_drafter_that_rarely_offers_anything_is_not_parked() -> None:
+    world = World(lambda rows: 10 + 0.5 * rows, 0.0, [0.9] * 32, offers=0.1)
+    history = play(world, AdaptivePolicy(), 400, np.random.default_rng(0))
+    assert planned(history)[50:].count(0) < 20
+    assert throughput(history) > 1.1 * world.tokens_per_ms(0)
+
+
+def test_esb_70_hot_rounds_have_a_book_of_their_own() -> None:
+    cool = World(lambda rows: 10 + 0.4 * rows, 0.3, [0.8] * 32, thermal="nominal")
+    hot = World(lambda rows: 3 * (10 + 12 * (rows - 1)), 4.0, [0.8] * 32, thermal="serious")
+    policy, rng = AdaptivePolicy(), np.random.default_rng(1)
+    history = play(cool, policy, 150, rng)
+    before = policy(history, made_state(), GENERIC, Knobs())
+    play(hot, policy, 150, rng, history=history)
+    assert sum(planned(history)[-50:]) < 0.3 * sum(planned(history)[100:150])  # re-chosen under heat
+    history.append(replace(made_round(len(history), planned=0, verify_ms=10.4), thermal="nominal"))
+    assert policy(history, made_state(), GENERIC, Knobs()).draft_tokens >= before.draft_tokens - 2  # restored at once
+
+
+def test_lone_slow_rounds_change_nothing() -> None:
+    world = World(lambda rows: 10 + rows, 0.5, [0.8] * 32)
+    policy = AdaptivePolicy()
+    history = play(world, policy, 200, np.random.default_rng(5))
+    before = policy(history, made_state(), GENERIC, Knobs()).draft_tokens
+    slow = replace(history[-1], round=len(history), verify_ms=40 * history[-1].verify_ms, round_ms=0.0)
+    after = policy([*history, slow], made_state(), GENERIC, Knobs()).draft_tokens
+    assert abs(after - before) <= 4 and after > 0
+
+
+def test_the_better_of_two_drafters_is_chosen_and_left_when_it_fails() -> None:
+    policy = AdaptivePolicy(("model", "ngram"))
+    history: list[RoundTrace] = []
+    rng = np.random.default_rng(2)
+
+    def run(rounds: int, acceptance: dict[str, float]) -> list[str]:
+        chosen: list[str] = []
+        for _ in range(rounds):
+            plan = policy(history, made_state(drafter="model"), GENERIC, Knobs())
+            name = plan.drafter or "model"
+            kept = 0
+            while kept < plan.draft_tokens and rng.random() < acceptance[name]:
+                kept += 1
+            draft_ms = 3.0 * plan.draft_tokens if name == "model" else 0.1
+            rows_ms = 10.0 + plan.draft_tokens
+            history.append(
+                made_round(len(history), planned=plan.draft_tokens, kept=kept, draft_ms=draft_ms, verify_ms=rows_ms, drafter=name)
+            )
+            chosen.append(name if plan.draft_tokens else "")
+        return chosen
+
+    assert run(150, {"model": 0.9, "ngram": 0.1})[-60:].count("model") > 45
+    assert run(150, {"model": 0.0, "ngram": 0.9})[-60:].count("ngram") > 45
+
+
+def test_a_measured_profile_is_the_prior() -> None:
+    """Rows that are known to be dear are not tried first; rows known to be free are."""
+    dear = DeviceProfile(chip="x", units={"cpu": UnitProfile(forward_ms={1: {256: 10.0}, 8: {256: 90.0}})})
+    free = DeviceProfile(chip="x", units={"cpu": UnitProfile(forward_ms={1: {256: 10.0}, 8: {256: 10.1}})})
+    first = {name: AdaptivePolicy()([], made_state(), profile, Knobs()).draft_tokens for name, profile in [("dear", dear), ("free", free)]}
+    assert first["dear"] == 0 < 3 <= first["free"]
+
+
+def test_a_pace_that_plain_decoding_keeps_needs_no_draft() -> None:
+    world = World(lambda rows: 10 + 0.2 * rows, 0.2, [0.8] * 32)
+    policy, rng = AdaptivePolicy(), np.random.default_rng(0)
+    relaxed = play(world, policy, 100, rng, knobs=Knobs(target_ms_per_token=50.0))
+    assert max(planned(relaxed)[2:]) == 0
+    pressed = play(world, AdaptivePolicy(), 100, rng, knobs=Knobs(target_ms_per_token=6.0))
+    assert 1 <= np.median(planned(pressed)[20:]) < np.median(planned(play(world, AdaptivePolicy(), 100, rng))[20:])
+
+
+@pytest.mark.parametrize(("energy", "drafts"), [("fast", True), ("saver", False)])
+def test_joules_decide_for_the_saver(energy: str, drafts: bool) -> None:
+    """Drafting is a little faster here but doubles the power."""
+    policy, history = AdaptivePolicy(), list[RoundTrace]()
+    knobs = Knobs(energy="fast") if energy == "fast" else Knobs(energy="saver")
+    rng = np.random.default_rng(0)
+    for i in range(200):
+        plan = policy(history, made_state(), GENERIC, knobs)
+        kept = 0
+        while kept < plan.draft_tokens and rng.random() < 0.7:
+            kept += 1
+        trace = made_round(i, planned=plan.draft_tokens, kept=kept, draft_ms=1.0 * plan.draft_tokens, verify_ms=10 + plan.draft_tokens)
+        watts = 20.0 if plan.draft_tokens else 5.0
+        history.append(replace(trace, energy_mj=watts * trace.round_ms))
+    assert (sum(p > 0 for p in planned(history)[50:]) > 75) is drafts
+
+
+lines = st.tuples(
+    st.integers(0, 6), st.integers(0, 6), st.integers(0, 6), st.sampled_from([1.0, 10.0, 1e3]), st.sampled_from([None, "serious"])
+)
+
+
+@settings(max_examples=50)
+@given(st.lists(lines, max_size=60), st.integers(0, 20), st.integers(0, 20))
+def test_pure_bounded_and_explained(rows: list[tuple[int, int, int, float, str | None]], room: int, most: int) -> None:
+    history = [
+        made_round(i, planned=p, drafted=min(d, p), kept=min(k, d, p), verify_ms=ms, draft_ms=ms / 10, thermal=heat)
+        for i, (p, d, k, ms, heat) in enumerate(rows)
+    ]
+    state, knobs = made_state(room=room), Knobs(max_draft_tokens=most)
+    grown = AdaptivePolicy()
+    for n in range(0, len(history) + 1, 7):
+        plan = grown(history[:n], state, GENERIC, knobs)
+        assert plan == parse_policy("adaptive")(history[:n], state, GENERIC, knobs)
+        assert 0 <= plan.draft_tokens <= min(room, most)
+        assert plan.reason
+
+
+def test_times_of_zero_are_survived() -> None:
+    history = [made_round(i, planned=2, kept=1, verify_ms=0.0) for i in range(20)]
+    assert AdaptivePolicy()(history, made_state(), GENERIC, Knobs()).reason

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from edgespec.scheduling.acceptance import Acceptance
+from edgespec.scheduling.costs import DraftCosts, RowCosts
+
+LINE = [1.0 + 0.15 * m for m in range(9)]
+
+
+def test_unmeasured_rows_follow_the_shape() -> None:
+    book = RowCosts()
+    assert book.curve(LINE) == LINE
+    book.observe(1, 20.0)
+    assert book.curve(LINE) == pytest.approx([20.0 * v for v in LINE])
+
+
+def test_between_measured_rows_the_correction_is_linear() -> None:
+    book = RowCosts()
+    book.observe(1, 10.0)
+    book.observe(5, 32.0)  # twice the shape's 1.6
+    curve = book.curve(LINE)
+    assert curve[0] == 10.0 and curve[4] == pytest.approx(32.0)
+    assert curve[2] == pytest.approx(15.0 * LINE[2])
+    assert curve[8] == pytest.approx(20.0 * LINE[8])
+
+
+def test_a_width_wider_than_asked_for_still_counts() -> None:
+    book = RowCosts()
+    book.observe(20, 40.0)
+    assert book.curve(LINE[:2]) == pytest.approx([40.0 / 1.15, 40.0])
+
+
+def test_a_lone_spike_is_ignored_and_a_lasting_rise_believed() -> None:
+    book = RowCosts()
+    for _ in range(10):
+        book.observe(1, 10.0)
+    book.observe(1, 100.0)
+    book.observe(1, 100.0)
+    assert book.ms(1) < 11.0
+    book.observe(1, 100.0)
+    assert book.ms(1) == 100.0
+
+
+def test_a_slow_first_run_is_forgotten_and_a_fall_believed_at_once() -> None:
+    book = RowCosts()
+    book.observe(1, 18.0)
+    book.observe(1, 10.0)
+    assert book.ms(1) == 10.0
+    book.observe(1, 10.0)
+    book.observe(1, 5.0)
+    book.observe(1, 5.0)
+    assert book.ms(1) == 5.0
+
+
+def test_copies_are_independent_and_nonsense_is_ignored() -> None:
+    book = RowCosts()
+    book.observe(1, 10.0)
+    twin = book.copy()
+    twin.observe(1, 2.0)
+    for bad in (0.0, -1.0, math.nan, math.inf):
+        book.observe(1, bad)
+    assert book.ms(1) == 10.0 and book.samples(1) == 1
+    assert book.age(1) == 0 and book.age(2) == math.inf and book.ms(2) is None
+
+
+def test_draft_costs_are_a_line() -> None:
+    costs = DraftCosts()
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        n = int(rng.integers(1, 9))
+        costs.observe(n, 3.0 + 2.0 * n)
+    assert costs.ms(4) == pytest.approx(11.0, rel=0.05)
+    costs.observe(4, 500.0)
+    assert costs.ms(4) == pytest.approx(11.0, rel=0.05)
+    for _ in range(5):
+        costs.observe(4, 33.0)
+    assert costs.ms(4) == pytest.approx(33.0, rel=0.2)
+
+
+@pytest.mark.parametrize("alpha", [0.2, 0.5, 0.9])
+def test_acceptance_is_learnt_by_depth(alpha: float) -> None:
+    seen, rng = Acceptance(), np.random.default_rng(1)
+    for _ in range(400):
+        kept = 0
+        while kept < 4 and rng.random() < alpha * (0.5 if kept == 3 else 1.0):
+            kept += 1
+        seen.observe(4, kept)
+    found = seen.alphas(6)
+    assert found[0] == pytest.approx(alpha, abs=0.12)
+    if alpha > 0.8:
+        assert found[3] == pytest.approx(alpha / 2, abs=0.15)  # the depth where it really breaks
+    assert found[5] == found[4]  # nothing is known there: like the last known depth
+    raised = seen.alphas(6, sigmas=2.0)
+    assert all(a < b <= 1.0 for a, b in zip(found, raised, strict=True))
+
+
+def test_a_change_is_noticed_within_a_few_rounds() -> None:
+    seen = Acceptance()
+    for _ in range(200):
+        seen.observe(4, 4)
+    assert any(seen.observe(4, 0) for _ in range(3))
+    for _ in range(8):
+        seen.observe(4, 0)
+    assert seen.alphas(1)[0] < 0.35
