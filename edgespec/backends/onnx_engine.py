@@ -191,6 +191,8 @@ class OnnxEngine:
     ) -> list[Scores]:
         with self._lock:
             own = [(batch, self._own(cache)) for batch, cache in work]
+            if len({id(cache) for _, cache in own}) < len(own):
+                raise ValueError("a pass takes one batch per cache; give each sequence its own")
             for batch, cache in own:
                 check_batch(batch, cache, self._spec, self._capabilities)
             with self._interruptible(cancel):

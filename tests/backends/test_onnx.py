@@ -248,6 +248,12 @@ def test_caches_of_another_engine_are_refused(engine, tmp_path):
         engine.forward([(TokenBatch.chain([1]), other.new_cache(8))])
 
 
+def test_two_batches_for_one_cache_are_refused(engine):
+    cache = engine.new_cache(8)
+    with pytest.raises(ValueError, match="one batch per cache"):
+        engine.forward([(TokenBatch.chain([1]), cache), (TokenBatch.chain([2]), cache)])
+
+
 @pytest.mark.parametrize("harm", ["missing", "short", "garbage"])
 def test_damaged_files_are_refused(tmp_path, harm):
     checkpoint = small()
