@@ -31,10 +31,14 @@ def tokens(n: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 300, n).astype(np.int32) % 250
 
 
-@pytest.fixture(scope="module", params=INVARIANT, ids=str)
+@pytest.fixture(
+    scope="module",
+    params=[*(("qwen2", format) for format in INVARIANT), *((family, Format(8, 64)) for family in ("llama", "qwen3", "gemma3"))],
+    ids=lambda p: f"{p[0]}-{p[1]}",
+)
 def quantised(request, tmp_path_factory) -> OnnxEngine:
-    checkpoint = small()
-    return make_onnx(checkpoint, tmp_path_factory.mktemp("onnx"), Recipe("quantised", request.param))
+    family, format = request.param
+    return make_onnx(small(family), tmp_path_factory.mktemp("onnx"), Recipe("quantised", format))
 
 
 @pytest.fixture(scope="module")

@@ -82,6 +82,17 @@ def test_quantised_weights_are_the_quantisers(tmp_path, family, recipe):
     assert_like_reference(engine, checkpoint, tmp_path, recipe)
 
 
+@pytest.mark.parametrize(
+    ("head_dim", "format", "invariant"),
+    [(128, Format(8, 32), True), (160, Format(8, 32), False), (16, Format(4, 64), False), (16, Format(32), False)],
+    ids=str,
+)
+def test_only_verified_formats_and_head_sizes_claim_width_invariance(tmp_path, head_dim, format, invariant):
+    checkpoint = tiny_checkpoint(tiny_config("llama", head_dim=head_dim, hidden=64, ffn=64))
+    artifact = write(checkpoint, Recipe("any", format), tmp_path / "onnx", vocab_size=vocab_size(checkpoint))
+    assert artifact.width_invariant is invariant
+
+
 def test_stacked_matrices_may_have_different_formats(tmp_path):
     checkpoint = tiny_checkpoint(tiny_config("qwen2"))
     rules = (Rule("*.v_proj.weight", Format(8, 16)), Rule("*.up_proj.weight", Format(32)))
