@@ -16,6 +16,7 @@ from edgespec.core.device import DeviceProfile, UnitProfile
 from edgespec.core.plan import Knobs
 from edgespec.core.policy import Policy, RoundState
 from edgespec.core.trace import RoundTrace
+from edgespec.scheduling.adaptive import DETOUR
 from edgespec.scheduling.governor import Governor
 from edgespec.scheduling.parse import parse_policy
 from edgespec_apps.options import AsJson
@@ -109,7 +110,7 @@ def summary(history: Sequence[RoundTrace], device: VirtualDevice) -> dict[str, f
     """The figures of one policy's run. A flip is a change of draft length other than a one-round detour."""
     ends = np.cumsum([trace.round_ms for trace in history]) / 1e3
     tokens = np.array([trace.emitted for trace in history])
-    path = [trace.planned for trace in history if "looking" not in trace.reason]
+    path = [trace.planned for trace in history if DETOUR not in trace.reason]
     minute = min(60.0, float(ends[-1]) / 2)
     return {
         "tokens": int(tokens.sum()),

@@ -18,7 +18,7 @@ from edgespec.core.trace import RoundTrace
 from edgespec.scheduling.folding import HistoryFold
 from edgespec.scheduling.thermal import ThermalModel, ThermalState
 
-HOLD_S = 15.0
+HOLD_S = 30.0
 SPEED_EXPONENT = 1.3  # κ in power ∝ speed^κ, fitted to published sustained runs of one phone
 CLEARLY = 1.05
 FORECAST_S = 30.0
@@ -35,15 +35,16 @@ class Level:
 
     name: str
     draft_tokens: int | None = None
-    saving: bool = False  # choose by joules rather than milliseconds, draft nothing ahead, take the cooler unit
+    saving: bool = False  # choose by joules rather than milliseconds, draft nothing ahead
+    cooler: bool = False  # work on the cooler unit; before the limit is reached that would give speed away
     duty: float = 1.0
 
 
 LEVELS = (
     Level("free"),
     Level("eased", draft_tokens=8, saving=True),
-    Level("restrained", draft_tokens=6, saving=True),
-    Level("spared", draft_tokens=4, saving=True, duty=0.8),
+    Level("restrained", draft_tokens=6, saving=True, cooler=True),
+    Level("spared", draft_tokens=4, saving=True, cooler=True, duty=0.8),
 )
 
 
@@ -155,7 +156,7 @@ def _lowered(plan: Plan, level: Level, why: str, profile: DeviceProfile, round_m
         draft_tokens=most,
         rows=None if plan.rows is None else min(plan.rows, most + 1),
         ahead=0 if level.saving else plan.ahead,
-        unit=plan.unit or (cooler_unit(profile) if level.saving else ""),
+        unit=plan.unit or (cooler_unit(profile) if level.cooler else ""),
         pause_ms=max(plan.pause_ms, round_ms * (1.0 / level.duty - 1.0)),
         reason=f"{level.name}: {why}; {plan.reason}",
     )

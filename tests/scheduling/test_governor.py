@@ -114,8 +114,8 @@ def test_the_forecast_acts_before_the_limit() -> None:
 def test_heat_moves_work_to_the_cooler_unit_where_that_pays(npu_gbs: float | None, npu_w: float, unit: str) -> None:
     units = {"gpu": UnitProfile(bandwidth_gbs=80.0, busy_w=8.0), "npu": UnitProfile(bandwidth_gbs=npu_gbs, busy_w=npu_w)}
     profile = DeviceProfile(chip="x", units=units)
-    for word, expected in (("nominal", ""), ("fair", unit)):
-        power = PowerThermalState(thermal="fair" if word == "fair" else "nominal")
+    for word, expected in (("nominal", ""), ("serious", unit)):
+        power = PowerThermalState(thermal="serious" if word == "serious" else "nominal")
         state = RoundState(context_len=1, room=9, power=power)
         assert Governor(FixedPolicy(2))([], state, profile, Knobs()).unit == expected
 
