@@ -15,7 +15,9 @@ from edgespec.core.cancel import CancelToken
 from edgespec.core.engine import TokenBatch
 from edgespec.core.errors import ArtifactError, Cancelled, ContractError, DeviceError
 from edgespec_converters.recipes import Format, Recipe
-from tests.helpers.engines import make_onnx, tiny_manifest, write_onnx
+from edgespec_converters.targets import onnx as target
+from tests.helpers.engines import make_onnx
+from tests.helpers.packages import write_package
 from tests.helpers.tiny import tiny_checkpoint, tiny_config
 
 INVARIANT = [Format(8, 32), Format(8, 64), Format(4, 32), Format(4, 32, symmetric=False)]
@@ -257,8 +259,9 @@ def test_two_batches_for_one_cache_are_refused(engine):
 @pytest.mark.parametrize("harm", ["missing", "short", "garbage"])
 def test_damaged_files_are_refused(tmp_path, harm):
     checkpoint = small()
-    artifact = write_onnx(checkpoint, Recipe("int8", Format(8, 32)), tmp_path / "onnx", vocab_size=250)
-    graph, data = tmp_path / "onnx" / "model.onnx", tmp_path / "onnx" / "model.data"
+    manifest = write_package(target, checkpoint, tmp_path, "int8")
+    (artifact,) = manifest.artifacts
+    graph, data = (tmp_path / artifact.folder / name for name in ("model.onnx", "model.data"))
     if harm == "missing":
         data.unlink()
     elif harm == "short":
@@ -266,7 +269,7 @@ def test_damaged_files_are_refused(tmp_path, harm):
     else:
         graph.write_bytes(b"\xff" * graph.stat().st_size)
     with pytest.raises(ArtifactError, match="convert or pull"):
-        BACKEND.load(tmp_path, tiny_manifest(checkpoint, artifact), artifact)
+        BACKEND.load(tmp_path, manifest, artifact)
 
 
 def test_the_backend_says_why_it_cannot_work(monkeypatch):

@@ -17,7 +17,8 @@ from edgespec_converters.quantize import quantize_tensor
 from edgespec_converters.recipes import Format, Recipe, Rule
 from edgespec_converters.targets import onnx as target
 from edgespec_converters.targets.onnx import write
-from tests.helpers.engines import make_reference, tiny_manifest
+from tests.helpers.engines import make_reference
+from tests.helpers.packages import write_package
 from tests.helpers.tiny import tiny_checkpoint, tiny_config
 
 FLOAT32 = Recipe("float32", Format(32))
@@ -32,8 +33,9 @@ def vocab_size(checkpoint: MemoryCheckpoint) -> int:
 
 def convert(checkpoint: MemoryCheckpoint, recipe: Recipe, folder):
     """The artifact, and an engine that runs it."""
-    artifact = write(checkpoint, recipe, folder / recipe.name, vocab_size=vocab_size(checkpoint))
-    return artifact, BACKEND.load(folder, tiny_manifest(checkpoint, artifact), artifact)
+    manifest = write_package(target, checkpoint, folder, recipe)
+    (artifact,) = manifest.artifacts
+    return artifact, BACKEND.load(folder, manifest, artifact)
 
 
 def logits(engine) -> np.ndarray:
@@ -142,7 +144,8 @@ def test_esb_64_large_constants_are_outside_the_graph_and_the_pair_can_move(tmp_
     table = next(tensor for tensor in model.graph.initializer if tensor.name == "model.embed_tokens.weight")
     assert table.data_location == onnx.TensorProto.EXTERNAL
     shutil.move(tmp_path / "here", tmp_path / "there")
-    moved = BACKEND.load(tmp_path / "there", tiny_manifest(checkpoint, artifact), artifact)
+    manifest = write_package(target, checkpoint, tmp_path / "again", FLOAT32)
+    moved = BACKEND.load(tmp_path / "there", manifest, artifact)
     np.testing.assert_array_equal(logits(moved), logits(engine))
 
 
