@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from edgespec.core.errors import ArtifactError
 from edgespec.core.manifest import Manifest
-from edgespec_device_profiles.estimates import ModelSize, size_from_name
+from edgespec_device_profiles.estimates import BITS, ModelSize, size_from_name
 
 
-def size_of(name: str) -> ModelSize:
-    """ArtifactError if no such package is installed and the name states no size."""
+def size_of(name: str, *, bits: float = BITS) -> ModelSize:
+    """`bits` per weight where only the name is known. ArtifactError if no such package is installed and the name states no size."""
     from edgespec.orchestrator.store import find_package
 
     try:
         return size_of_package(find_package(name).manifest)
     except ArtifactError:
-        return size_from_name(name)
+        return size_from_name(name, bits=bits)
 
 
 def size_of_package(manifest: Manifest) -> ModelSize:

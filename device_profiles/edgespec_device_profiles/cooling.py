@@ -76,16 +76,24 @@ def case(name: str) -> Case:
     raise ArtifactError(f"no case named {name!r}; known: {', '.join(get_args(CaseName))}")
 
 
+def sustained_w(chip: Chip, where: Case) -> float:
+    """Watts that the case carries for ever at the throttle's limit."""
+    return where.sustained_w if where.sustained_share is None else where.sustained_share * chip.figures["sustained_watts"].value
+
+
+def speed_at(watts: float, full_w: float) -> float:
+    """Share of full speed that this much of the full power buys."""
+    return min(1.0, (watts / full_w) ** (1.0 / EXPONENT))
+
+
 def device(chip: Chip, where: Case) -> VirtualDevice:
     """The chip at ambient temperature in that case, at full speed, units "cpu", "gpu" and "npu"."""
-    chip_w = chip.figures["sustained_watts"].value
-    watts = where.sustained_w if where.sustained_share is None else where.sustained_share * chip_w
+    watts = sustained_w(chip, where)
     return _device(where, watts, {"cpu": where.gpu * watts, "gpu": where.gpu * watts, "npu": where.npu * watts}, IDLE * watts)
 
 
 def thermal_model(chip: Chip, where: Case) -> ThermalModel:
-    chip_w = chip.figures["sustained_watts"].value
-    return _model(where, where.sustained_w if where.sustained_share is None else where.sustained_share * chip_w)
+    return _model(where, sustained_w(chip, where))
 
 
 def _model(where: Case, watts: float) -> ThermalModel:

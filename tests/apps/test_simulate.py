@@ -6,7 +6,7 @@ import pytest
 
 from edgespec.core.errors import ArtifactError
 from edgespec_apps import cli
-from edgespec_apps.simulate import DEFAULT_POLICIES, Scene, compare, summary
+from edgespec_apps.simulation import DEFAULT_POLICIES, Scene, compare, summary
 from edgespec_device_profiles import cooling, registry
 from edgespec_device_profiles.estimates import bandwidth_gbs, pass_ms, size_from_name
 
