@@ -1,0 +1,421 @@
+"""A profile as one HTML page that needs nothing else: the verdict first, then the plots it rests on, then the numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from html import escape
+from importlib.resources import files
+
+from edgespec_device_profiles.measured import Measured
+from edgespec_device_profiles.outlook import alphas, outlook
+from edgespec_device_profiles.svg import Axis, Line, Point, chart
+from edgespec_device_profiles.verdict import drift, gain, one_for_all, verdicts
+
+DRIFT_LIMIT = 0.15
+
+
+def page(measured: Measured) -> str:
+    """The report on one profile."""
+    model = measured.model
+    sections = [
+        _verdict(measured),
+        _section(
+            "Which draft length is best?",
+            "Expected speed against plain decoding, from the measured costs and the measured acceptance below. Above 1 drafting pays;"
+            " a ring marks the shortest length that is as good as any.",
+            speed_up_chart([("", measured)]),
+            _kinds_table(measured),
+        ),
+        _section(
+            "What checking guesses costs",
+            "One pass over several rows against a pass over one row. Were rows free, every guess could be checked for nothing; were they"
+            " linear, a guess would cost as much to check as to write. The lower the line, the more drafting pays.",
+            rows_chart([("", measured)]),
+            _rows_table(measured),
+        ),
+        _section(
+            "How often guesses are right",
+            "Share of guesses accepted at each position, given that all before it were. A line that stays high rewards long drafts.",
+            acceptance_chart([("", measured)]),
+        ),
+        _section("Speed over time", _time_text(measured), time_chart(measured), _drift_table(measured)),
+        _section("What the memory allows", _roof_text(measured), roof_chart(measured)),
+        _section("What the scheduler chose", _scheduler_text(measured), _scheduler_table(measured)),
+        _section("Machine and provenance", "", _facts_table(measured)),
+        _section("Not measured", "", _missing_table(measured)),
+    ]
+    return _html(f"{model.name} on {measured.machine.processor}", f"{model.engine}, draft {measured.draft.name}", measured.date, sections)
+
+
+def comparison(a: Measured, b: Measured) -> str:
+    """The report on two profiles side by side; A is drawn first, B is what changed."""
+    names = _names(a, b)
+    pair = [(names[0], a), (names[1], b)]
+    rows = [(what, _number(x), _number(y), _ratio(x, y)) for what, x, y in differences(a, b)]
+    sections = [
+        _section(
+            "What differs",
+            f"A is {names[0]}, B is {names[1]}; the ratio is B over A.",
+            _table(("", "A", "B", "B / A"), rows),
+        ),
+        *(
+            _section(f"Expected speed-up on {kind}", "", speed_up_chart(pair, kinds=[kind], title=f"Expected speed-up on {kind}"))
+            for kind in a.kinds
+            if kind in b.kinds
+        ),
+        _section("What checking guesses costs", "At the shortest context.", rows_chart(pair, shortest_only=True)),
+        _section("How often guesses are right", "", acceptance_chart(pair)),
+        _section("A", "", _facts_table(a)),
+        _section("B", "", _facts_table(b)),
+    ]
+    return _html("Two profiles compared", f"{names[0]} and {names[1]}", "", sections)
+
+
+def _names(a: Measured, b: Measured) -> tuple[str, str]:
+    names = [f"{m.model.name}, draft {m.draft.name}, {m.date[:10]}" for m in (a, b)]
+    if names[0] == names[1]:
+        names = [f"{m.model.name}, draft {m.draft.name}, {m.date[:19].replace('T', ' ')}" for m in (a, b)]
+    return names[0], names[1]
+
+
+def differences(a: Measured, b: Measured) -> list[tuple[str, float, float]]:
+    """(what, in A, in B) of every figure that both have."""
+    out: list[tuple[str, float | None, float | None]] = [
+        ("memory bandwidth, GB/s", a.unit.bandwidth_gbs, b.unit.bandwidth_gbs),
+        ("smallest pass, ms", a.unit.dispatch_floor_ms, b.unit.dispatch_floor_ms),
+        ("draft, ms per token", a.draft.ms_per_token, b.draft.ms_per_token),
+        ("rest of a round, ms", a.other_ms, b.other_ms),
+        ("slow-down with a second unit at work", a.overlap_penalty, b.overlap_penalty),
+    ]
+    for rows, by_context in a.unit.forward_ms.items():
+        for context, ms in by_context.items():
+            out.append((f"pass of {rows} rows at context {context}, ms", ms, b.unit.forward_ms.get(rows, {}).get(context)))
+    verdicts_b = {v.kind: v for v in verdicts(b)}
+    for v in verdicts(a):
+        if (w := verdicts_b.get(v.kind)) is not None:
+            out += [
+                (f"best draft length on {v.kind}", float(v.draft_tokens), float(w.draft_tokens)),
+                (f"expected speed-up on {v.kind}", v.expected, w.expected),
+                (f"measured speed-up on {v.kind}", v.measured, w.measured),
+            ]
+    return [(what, x, y) for what, x, y in out if x is not None and y is not None]
+
+
+# --- the verdict -----------------------------------------------------------------------------------------------------
+
+
+def _verdict(m: Measured) -> str:
+    found = verdicts(m)
+    if not found:
+        return '<section class="verdict"><p class="lead">No draft length can be recommended: ' + escape(_why_nothing(m)) + "</p></section>"
+    items: list[str] = []
+    for v in found:
+        measured = f" ({v.measured:.2f}x measured with policy {escape(m.policy)})" if v.measured is not None else ""
+        thin = ' <span class="thin">few samples: a hint, not a finding</span>' if v.thin else ""
+        mood = "yes" if v.draft_tokens else "no"
+        items.append(f'<li class="{mood}"><strong>{escape(v.headline)}</strong>{measured}. {escape(v.why)}{thin}</li>')
+    overall = one_for_all(m)
+    lead = ""
+    if overall is not None:
+        lead = (
+            f"Draft {overall.draft_tokens} tokens if one length must serve all: {overall.speed_up:.2f}x expected over these kinds of text."
+            if overall.draft_tokens
+            else "Do not draft if one setting must serve all: over these kinds of text nothing is gained."
+        )
+    return f'<section class="verdict"><p class="lead">{escape(lead)}</p><ul>{"".join(items)}</ul>{_warnings(m)}</section>'
+
+
+def _why_nothing(m: Measured) -> str:
+    reasons = [f"{what}: {why}" for what, why in m.not_measured.items() if what in ("cost of rows", "acceptance")]
+    return "; ".join(reasons) or "nothing was measured"
+
+
+def _warnings(m: Measured) -> str:
+    out: list[str] = []
+    if not m.complete:
+        out.append("The run is not complete; see the end of this page.")
+    if m.hot_samples:
+        out.append(f"{m.hot_samples} samples were taken while the device was hot; none of them is in these figures.")
+    if m.machine.load_before is not None and m.machine.load_before > 0.5 * m.machine.cores:
+        out.append(
+            f"The machine was busy before the run ({m.machine.load_before:.1f} runnable tasks on {m.machine.cores} cores):"
+            " trust ratios, not times."
+        )
+    change = drift(m, "plain")
+    if change is not None and abs(change.change) > DRIFT_LIMIT:
+        out.append(f"Plain speed changed by {change.change:+.0%} during the run (heat or other work): measure again when it is quiet.")
+    return f'<ul class="warnings">{"".join(f"<li>{escape(line)}</li>" for line in out)}</ul>' if out else ""
+
+
+# --- charts ----------------------------------------------------------------------------------------------------------
+
+Pair = Sequence[tuple[str, Measured]]
+
+
+def _times(value: float) -> str:
+    return f"{value:g}x"
+
+
+def speed_up_chart(pair: Pair, *, kinds: Sequence[str] | None = None, title: str = "Expected speed-up by draft length") -> str:
+    lines: list[Line] = []
+    longest = 1
+    for label, m in pair:
+        chosen = {v.kind: v for v in verdicts(m)}
+        for kind, figures in m.kinds.items():
+            steps = outlook(m, figures)
+            if not steps or (kinds is not None and kind not in kinds):
+                continue
+            longest = max(longest, len(steps) - 1)
+            n = chosen[kind].draft_tokens
+            mark = f"{kind}: {n}" if not label else f"{n}"
+            lines.append(
+                Line(
+                    name=kind if not label else label,
+                    points=[(step.draft_tokens, step.speed_up) for step in steps],
+                    style=len(lines),
+                    best=((n, chosen[kind].expected), mark) if n else None,
+                )
+            )
+    lines.append(Line(name="plain decoding", points=[(0, 1.0), (longest, 1.0)], guide=True))
+    top = max((y for line in lines for _, y in line.points), default=1.0)
+    low = min((y for line in lines for _, y in line.points), default=1.0)
+    return chart(
+        title,
+        Axis(label="draft length (tokens)", low=0, ticks=range(longest + 1)),
+        Axis(label="speed against plain", low=max(0.0, min(0.8, low - 0.05)), high=top * 1.12, text=_times),
+        lines,
+    )
+
+
+def rows_chart(pair: Pair, *, shortest_only: bool = False) -> str:
+    lines: list[Line] = []
+    for label, m in pair:
+        table = m.unit.forward_ms
+        for context in sorted({c for by_context in table.values() for c in by_context})[: 1 if shortest_only else None]:
+            one = table.get(1, {}).get(context)
+            points = [(float(rows), table[rows][context] / one) for rows in sorted(table) if one and context in table[rows]]
+            if points:
+                lines.append(Line(name=label or f"context {context}", points=points, style=len(lines)))
+    data = [p for line in lines for p in line.points]
+    if not data:
+        return chart("Cost of rows", Axis(label=""), Axis(label=""), [])
+    widest, high = max(p[0] for p in data), max(2.0, max(p[1] for p in data) * 1.15)
+    lines += [
+        Line(name="rows free", points=[(1, 1), (widest, 1)], guide=True, style=2),
+        Line(name="linear", points=[(1, 1), (widest, widest)], guide=True, style=1),
+    ]
+    rows = sorted({p[0] for p in data})
+    return chart(
+        "Cost of a pass by rows",
+        Axis(label="rows scored in one pass (guesses + 1)", ticks=rows),
+        Axis(label="time of one row", low=0.0, high=high, text=_times),
+        lines,
+    )
+
+
+def acceptance_chart(pair: Pair) -> str:
+    lines: list[Line] = []
+    for label, m in pair:
+        for kind, figures in m.kinds.items():
+            points = [(float(i), alpha) for i, alpha in enumerate(alphas(figures), start=1)]
+            lines.append(Line(name=f"{kind}, {label}" if label else kind, points=points, style=len(lines)))
+    deepest = max((len(line.points) for line in lines), default=1)
+    return chart(
+        "Acceptance by position",
+        Axis(label="position in the draft", low=1, high=max(2, deepest), ticks=range(1, max(2, deepest) + 1)),
+        Axis(label="accepted", low=0.0, high=1.04, ticks=(0, 0.25, 0.5, 0.75, 1), text=lambda v: f"{v:.0%}"),
+        lines,
+    )
+
+
+def time_chart(m: Measured) -> str:
+    """Every answer a faint mark; the lines join the means of each turn through the kinds of text."""
+    lines: list[Line] = []
+    for style, mode in enumerate(("plain", "speculative")):
+        answers = [a for a in m.sustained if a.mode == mode and a.tok_s > 0]
+        n = max(1, len({a.kind for a in answers}))
+        turns = [answers[i : i + n] for i in range(0, len(answers) - n + 1, n)]
+        means: list[Point] = [(sum(a.at_s for a in turn) / n, n / sum(1 / a.tok_s for a in turn)) for turn in turns]
+        lines.append(Line(name=f"{mode}, one answer", points=[(a.at_s, a.tok_s) for a in answers], style=style, joined=False))
+        lines.append(Line(name=f"{mode}, mean over kinds", points=means, style=style))
+    high = max((y for line in lines for _, y in line.points), default=1.0)
+    return chart(
+        "Speed over time", Axis(label="seconds", low=0), Axis(label="tokens per second", low=0, high=high * 1.1), [x for x in lines if x.points]
+    )
+
+
+def roof_chart(m: Measured) -> str:
+    """Rows scored per second against rows per pass, beside what reading the weights once per pass allows."""
+    table, gbs = m.unit.forward_ms, m.unit.bandwidth_gbs
+    contexts = sorted({c for by_context in table.values() for c in by_context})
+    lines = [
+        Line(
+            name=f"measured, context {context}",
+            points=[(float(rows), rows / table[rows][context] * 1e3) for rows in sorted(table) if context in table[rows]],
+            style=i,
+        )
+        for i, context in enumerate(contexts)
+    ]
+    if gbs and contexts and m.model.weight_bytes:
+        per_pass = gbs * 1e9 / (m.model.weight_bytes + m.model.kv_bytes_per_token * contexts[0])
+        lines.append(Line(name=f"memory bound, {gbs:.0f} GB/s", points=[(r, r * per_pass) for r in sorted(table)], guide=True))
+    high = max((y for line in lines for _, y in line.points), default=None)
+    return chart(
+        "Rows per second by rows per pass",
+        Axis(label="rows scored in one pass", log=True, ticks=sorted(table)),
+        Axis(label="rows per second", log=True, high=high),
+        lines,
+    )
+
+
+# --- texts and tables ------------------------------------------------------------------------------------------------
+
+
+def _time_text(m: Measured) -> str:
+    change = drift(m, "plain")
+    base = f"Plain and speculative answers in turn (policy {m.policy}), one after the other."
+    if change is None:
+        return base + " Too few answers to tell whether the machine slows down."
+    if abs(change.change) <= DRIFT_LIMIT:
+        return base + f" Plain speed held: {change.change:+.0%} from the first to the last third."
+    return base + f" Plain speed changed by {change.change:+.0%} from the first to the last third: heat, or other work on this machine."
+
+
+def _roof_text(m: Measured) -> str:
+    gbs, one = m.unit.bandwidth_gbs, m.pass_ms(1, 0)
+    if not gbs or not one:
+        return "Needs the memory bandwidth and the time of one row."
+    ceiling = gbs * 1e9 / max(1, m.model.weight_bytes)
+    share = 1e3 / one / ceiling
+    bound = "so memory sets the pace" if share > 0.6 else "so computing and overhead set the pace, not memory"
+    return (
+        f"Writing one token reads all {m.model.weight_bytes / 1e6:.0f} MB of weights; at {gbs:.1f} GB/s that allows {ceiling:.0f} tokens per"
+        f" second. One row reaches {share:.0%} of it, {bound}. More rows per pass share one reading; where the measured line bends away"
+        " from the bound, computing takes over."
+    )
+
+
+def _scheduler_text(m: Measured) -> str:
+    return f"What policy {m.policy} did in the sustained phase, round by round, and the last reason it gave."
+
+
+def _scheduler_table(m: Measured) -> str:
+    rows: list[tuple[str, ...]] = []
+    for name, kind in m.kinds.items():
+        total = sum(kind.planned.values())
+        if total:
+            common = sorted(kind.planned.items(), key=lambda item: -item[1])[:4]
+            rows.append((name, ", ".join(f"{n} tokens in {count / total:.0%}" for n, count in common), kind.reason))
+    return _table(("kind", "draft lengths it allowed, by share of rounds", "last reason"), rows, numbers=False)
+
+
+def _kinds_table(m: Measured) -> str:
+    rows: list[tuple[str, ...]] = []
+    for v in verdicts(m):
+        kind = m.kinds[v.kind]
+        rows.append(
+            (
+                v.kind,
+                str(v.draft_tokens or "none"),
+                f"{v.expected:.2f}x",
+                "-" if v.measured is None else f"{v.measured:.2f}x",
+                f"{kind.offered[0] / kind.rounds:.0%}" if kind.offered else "-",
+                f"{alphas(kind)[0]:.0%}" if kind.tested and kind.tested[0] else "-",
+                f"{kind.tested[0] if kind.tested else 0} of {kind.rounds}",
+                f"{kind.context:.0f}",
+            )
+        )
+    head = ("kind", "best length", "expected", "measured", "rounds with a guess", "first guess right", "guesses seen, of rounds", "context")
+    return _table(head, rows)
+
+
+def _rows_table(m: Measured) -> str:
+    table, p95 = m.unit.forward_ms, m.unit.forward_p95_ms
+    contexts = sorted({c for by_context in table.values() for c in by_context})
+    rows = [
+        (
+            str(rows),
+            *(f"{table[rows][c]:.2f} ({p95.get(rows, {}).get(c, table[rows][c]):.2f})" if c in table[rows] else "-" for c in contexts),
+        )
+        for rows in sorted(table)
+    ]
+    return _table(("rows", *(f"context {c}, ms (95th percentile)" for c in contexts)), rows)
+
+
+def _drift_table(m: Measured) -> str:
+    rows = [
+        (mode, f"{change.first_tok_s:.1f}", f"{change.last_tok_s:.1f}", f"{change.change:+.0%}")
+        for mode in ("plain", "speculative")
+        if (change := drift(m, mode)) is not None
+    ]
+    gains = [(f"{kind}: speculative over plain", "", "", f"{value:.2f}x") for kind in m.kinds if (value := gain(m, kind)) is not None]
+    return _table(("", "first third, tokens/s", "last third, tokens/s", "change"), [*rows, *gains])
+
+
+def _facts_table(m: Measured) -> str:
+    d, u = m.draft, m.unit
+    error = m.prediction_error
+    facts: dict[str, str | None] = {
+        "processor": m.machine.processor,
+        "system": m.machine.system or None,
+        "physical cores": str(m.machine.cores),
+        "memory": m.machine.memory_bytes and f"{m.machine.memory_bytes / 2**30:.1f} GiB",
+        "load before the run": _number(m.machine.load_before),
+        "model": f"{m.model.name} on {m.model.engine} ({m.model.unit}), {m.model.weight_bytes / 1e6:.0f} MB of weights",
+        "draft": d.name + (f" ({d.unit})" if d.unit else ""),
+        "memory bandwidth": u.bandwidth_gbs and f"{u.bandwidth_gbs:.1f} GB/s",
+        "smallest pass": u.dispatch_floor_ms and f"{u.dispatch_floor_ms:.2f} ms (dispatching takes less than this)",
+        "draft cost": None if d.ms_per_token is None else f"{d.ms_per_token:.4g} ms per token",
+        "draft cost with nothing to guess": None if d.miss_ms is None else f"{d.miss_ms:.4g} ms",
+        "rest of a round": None if m.other_ms is None else f"{m.other_ms:.4g} ms (planning, judging, committing, text)",
+        "slow-down of the target while the draft works beside it": m.overlap_penalty and f"{m.overlap_penalty:.2f}x",
+        "energy": ", ".join(f"{mode} {mj:.0f} mJ per token" for mode, mj in m.energy_mj_per_token.items()) or None,
+        "rounds predicted by these figures": None if error is None else f"within {error:.0%} (median, on the sustained phase)",
+        "hot samples, counted but not used": str(m.hot_samples),
+        "complete": "yes" if m.complete else "no",
+        "provenance": m.device().provenance,
+    }
+    return _table(("", ""), [(key, value) for key, value in facts.items() if value], numbers=False)
+
+
+def _missing_table(m: Measured) -> str:
+    if not m.not_measured:
+        return "<p>Everything was measured.</p>"
+    return _table(("what", "why"), list(m.not_measured.items()), numbers=False)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
+
+
+def _ratio(a: float, b: float) -> str:
+    return f"{b / a:.2f}" if a else "-"
+
+
+def _section(title: str, text: str, *parts: str) -> str:
+    body = "".join(f'<div class="part">{part}</div>' for part in parts)
+    return f"<section><h2>{escape(title)}</h2>{f'<p>{escape(text)}</p>' if text else ''}{body}</section>"
+
+
+def _table(head: Iterable[str], rows: Sequence[Sequence[str]], *, numbers: bool = True) -> str:
+    if not rows:
+        return '<p class="empty">Nothing measured.</p>'
+    names = list(head)
+    top = f"<thead><tr>{''.join(f'<th>{escape(name)}</th>' for name in names)}</tr></thead>" if any(names) else ""
+    body = "".join(
+        f"<tr>{''.join(f'<th>{escape(c)}</th>' if i == 0 else f'<td>{escape(c)}</td>' for i, c in enumerate(row))}</tr>" for row in rows
+    )
+    return f'<table class="{"numbers" if numbers else "words"}">{top}<tbody>{body}</tbody></table>'
+
+
+def _html(title: str, subtitle: str, date: str, sections: Sequence[str]) -> str:
+    style = (files("edgespec_device_profiles") / "report.css").read_text(encoding="utf-8")
+    when = f"<p>{escape(date[:16].replace('T', ' '))} UTC</p>" if date else ""
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n<link rel="icon" href="data:,">\n'
+        f"<title>{escape(title)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n<main>\n"
+        f'<header><h1>{escape(title)}</h1><p class="subtitle">{escape(subtitle)}</p>{when}</header>\n'
+        + "\n".join(sections)
+        + "\n</main>\n</body>\n</html>\n"
+    )

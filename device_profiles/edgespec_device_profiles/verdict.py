@@ -1,0 +1,116 @@
+"""A measured profile in words: which draft length is best for which kind of text, why, and how sure that is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from edgespec_device_profiles.measured import Kind, Measured
+from edgespec_device_profiles.outlook import Step, alphas, best, outlook
+
+FEW = 30  # guesses at the first position below which a figure is a hint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """`draft_tokens` 0: do not draft. `measured`: speculative over plain speed with the policy of the run, where it was measured."""
+
+    kind: str
+    draft_tokens: int
+    expected: float
+    measured: float | None
+    why: str
+    thin: bool
+
+    @property
+    def headline(self) -> str:
+        if self.draft_tokens:
+            return f"Draft {self.draft_tokens} token{'s' * (self.draft_tokens > 1)} on {self.kind}: {self.expected:.2f}x expected"
+        return f"Do not draft on {self.kind}"
+
+
+def verdicts(measured: Measured) -> list[Verdict]:
+    """One for each kind of text whose acceptance and costs are known."""
+    out: list[Verdict] = []
+    for name, kind in measured.kinds.items():
+        steps = outlook(measured, kind)
+        chosen = best(steps)
+        if chosen is None:
+            continue
+        out.append(
+            Verdict(
+                kind=name,
+                draft_tokens=chosen.draft_tokens,
+                expected=chosen.speed_up,
+                measured=gain(measured, name),
+                why=_why(kind, steps, chosen),
+                thin=bool(kind.tested) and kind.tested[0] < FEW,
+            )
+        )
+    return out
+
+
+def _why(kind: Kind, steps: Sequence[Step], chosen: Step) -> str:
+    asked, offered = kind.rounds, kind.offered[0] if kind.offered else 0
+    if not offered:
+        return f"In {asked} rounds there was never anything to guess."
+    right = f"{alphas(kind)[0]:.0%} of the first guesses are right" + (
+        f", and there is something to guess in {offered / asked:.0%} of the rounds" if offered < asked else ""
+    )
+    plain_ms = steps[0].ms
+    if chosen.draft_tokens:
+        more = steps[-1]
+        cost = f"a round takes {chosen.ms / plain_ms:.2f} plain steps and gives {chosen.tokens:.2f} tokens"
+        longer = f"; {more.draft_tokens} tokens would give {more.speed_up:.2f}x" if more.draft_tokens > chosen.draft_tokens else ""
+        return f"{right}; {cost}{longer}."
+    top = max(steps[1:], key=lambda step: step.speed_up, default=steps[0])
+    cost = f"the best length ({top.draft_tokens}) takes {top.ms / plain_ms:.2f} plain steps a round and gives {top.tokens:.2f} tokens"
+    return f"{right}; {cost}: {top.speed_up:.2f}x is no gain worth having."
+
+
+def one_for_all(measured: Measured) -> Step | None:
+    """The single length with the best geometric mean over the kinds (`speed_up` is that mean; tokens and ms are the first kind's)."""
+    curves = [steps for kind in measured.kinds.values() if (steps := outlook(measured, kind))]
+    if not curves:
+        return None
+    means: list[Step] = []
+    for gamma in range(max(map(len, curves))):
+        at = [steps[min(gamma, len(steps) - 1)] for steps in curves]  # beyond what was ever offered nothing changes
+        mean = math.exp(sum(math.log(step.speed_up) for step in at) / len(at))
+        means.append(Step(gamma, at[0].tokens, at[0].ms, mean))
+    return best(means)
+
+
+def gain(measured: Measured, kind: str) -> float | None:
+    """Median speculative over median plain tokens per second."""
+    speed = {mode: _speeds(measured, kind, mode) for mode in ("plain", "speculative")}
+    return median(speed["speculative"]) / median(speed["plain"]) if all(speed.values()) else None
+
+
+def _speeds(measured: Measured, kind: str, mode: str) -> list[float]:
+    return [a.tok_s for a in measured.sustained if (a.kind, a.mode) == (kind, mode) and a.tok_s > 0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drift:
+    """Tokens per second in the first and the last third of the sustained phase, every kind of text weighed alike."""
+
+    first_tok_s: float
+    last_tok_s: float
+
+    @property
+    def change(self) -> float:
+        return self.last_tok_s / self.first_tok_s - 1.0
+
+
+def drift(measured: Measured, mode: str) -> Drift | None:
+    """None with fewer than six answers."""
+    usual = {kind: median(speeds) for kind in measured.kinds if (speeds := _speeds(measured, kind, mode))}
+    relative = [a.tok_s / usual[a.kind] for a in measured.sustained if a.mode == mode and a.tok_s > 0 and a.kind in usual]
+    third = len(relative) // 3
+    if third < 2:
+        return None
+    mean = sum(usual.values()) / len(usual)
+    return Drift(first_tok_s=mean * median(relative[:third]), last_tok_s=mean * median(relative[-third:]))
