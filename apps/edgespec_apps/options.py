@@ -62,8 +62,8 @@ class ModelOptions:
         str,
         typer.Option(
             "--policy",
-            metavar="fixed:N|window|entropy",
-            help="How many tokens to guess each round: always N, by recent success, or by the draft's entropy.",
+            metavar="fixed:N|window|entropy|adaptive",
+            help="How many tokens to guess each round: always N, by recent success, by the draft's entropy, or by measured cost.",
             rich_help_panel=_MODEL,
         ),
     ] = "window"

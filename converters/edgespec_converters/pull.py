@@ -74,6 +74,8 @@ def pull(
     """
     origin = resolve(spec, name)
     check_name(origin.name)
+    if discard_source and origin.path is not None:
+        raise ValueError(f"{spec} is your own file, not a download; edgespec deletes no file that it did not fetch")
     recipe = recipe or (origin.entry.recipe if origin.entry else DEFAULT_RECIPE)
     targets = tuple(targets) or (origin.entry.targets if origin.entry else DEFAULT_TARGETS)
     store.sweep()
@@ -82,6 +84,8 @@ def pull(
         missing = [t for t in targets if present is None or present.manifest.find(t, recipe) is None]
         if present is not None and not missing:
             notify(f"{origin.name} is already there: {present.path} (--force makes it again)")
+            if discard_source:
+                _discard(origin.name)
             return present
         _check_terms(origin, accept_terms)
         _check_space(origin, len(missing))
@@ -93,9 +97,13 @@ def pull(
                 manifest = _with_earlier(manifest, folder, present, notify)
             (folder / store.MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
             package = store.install(folder, origin.name)
-        if discard_source and origin.path is None:
-            shutil.rmtree(store.source_folder(origin.name), ignore_errors=True)
+        if discard_source:
+            _discard(origin.name)
         return package
+
+
+def _discard(name: str) -> None:
+    shutil.rmtree(store.source_folder(name), ignore_errors=True)
 
 
 def _parse_hub(spec: str) -> HubSource:

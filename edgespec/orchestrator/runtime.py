@@ -107,10 +107,13 @@ def load(
     """Load a model package, by name (`NAME` or `NAME@RECIPE`) or folder, with its draft.
 
     `draft`: "none", "ngram", "auto" (the draft the package names if it is installed, else n-gram) or another package.
-    Raises ArtifactError for missing or damaged packages, CapabilityError for parts that do not fit or cannot run here.
+    Raises ArtifactError for missing or damaged packages, CapabilityError for parts that do not fit or cannot run here, ValueError
+    for a `draft_engine` without a draft model.
     """
     package, recipe = _resolve(model, recipe)
     chosen, draft_package, draft_recipe, notes = _choose_draft(draft, package)
+    if draft_package is None and draft_engine != "auto":
+        raise ValueError(f"draft engine {draft_engine!r} has no model to run: the draft is {chosen!r}; name a draft model or leave it out")
     target, engine_name = engines.load(package, engine=engine, recipe=recipe, threads=threads)
     loaded_draft: Engine | None = None
     try:

@@ -17,6 +17,7 @@ from edgespec.core.draft import common_prefix
 from edgespec.core.engine import Cache
 from edgespec.core.errors import Cancelled, CapabilityError, ContextLengthError
 from edgespec.core.plan import Knobs
+from edgespec.core.policy import Policy
 from edgespec.core.sampling import Sampling, SamplingState
 from edgespec.core.trace import RoundTrace
 from edgespec.core.verifier import Verifier
@@ -74,6 +75,7 @@ class Session:
         self._verify = verify
         self._max_context = max_context or limit
         self._knobs = knobs or Knobs()
+        _check_knobs(self._knobs, self._policy)
         self._drafter = runtime.new_drafter(self._max_context)
         self._cache: Cache | None = None
         self._read: list[int] = []  # what the cache holds
@@ -111,6 +113,8 @@ class Session:
         sampling = sampling or Sampling()
         if max_tokens < 1:
             raise ValueError(f"max_tokens must be >= 1, got {max_tokens}")
+        if isinstance(stop, str):
+            raise ValueError(f"stop must be a list of strings, got the string {stop!r}")
         if "" in stop:
             raise ValueError("a stop string must not be empty")
         verify = self._verifier(sampling)
@@ -175,12 +179,14 @@ class Session:
         if isinstance(prompt, str):
             chat = not raw and tokenizer.has_template
             ids = tokenizer.encode_chat([Message(role="user", content=prompt)]) if chat else tokenizer.encode(prompt, bos=tokenizer.add_bos)
+        elif messages := [m for m in prompt if isinstance(m, Mapping)]:
+            if raw:
+                raise ValueError("messages need the chat template that raw leaves out; give text or token ids")
+            if len(messages) != len(prompt):
+                raise ValueError("a prompt is all messages or all token ids, not a mixture")
+            ids = tokenizer.encode_chat(messages)
         else:
-            messages = [m for m in prompt if isinstance(m, Mapping)]
-            if messages and len(messages) == len(prompt):
-                ids = tokenizer.encode_chat(messages)
-            else:
-                ids = [int(t) for t in prompt if not isinstance(t, Mapping)]
+            ids = [int(t) for t in prompt if not isinstance(t, Mapping)]
         if not ids:
             raise ValueError("the prompt is empty")
         if min(ids) < 0 or max(ids) >= self._runtime.spec.vocab_size:
@@ -245,6 +251,16 @@ class Session:
             profile=self._runtime.profile,
             cancel=self._cancel,
         )
+
+
+def _check_knobs(knobs: Knobs, policy: Policy) -> None:
+    """Raise CapabilityError for limits that nothing in a session acts on."""
+    if knobs.min_battery > 0:
+        raise CapabilityError(f"min_battery {knobs.min_battery:g} needs battery readings, and sessions take none; leave it 0")
+    if knobs.energy != "balanced":
+        raise CapabilityError(f"energy {knobs.energy!r} needs energy readings, and sessions take none; leave it 'balanced'")
+    if knobs.target_ms_per_token is not None and policy.name != "adaptive":
+        raise CapabilityError(f"policy {policy.name!r} does not know target_ms_per_token; use policy 'adaptive', or leave it out")
 
 
 class _TextOut:

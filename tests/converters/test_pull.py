@@ -138,7 +138,9 @@ def test_discarding_the_source(entry: Entry, conversions: list[Any], downloads: 
 def test_a_local_file_is_used_in_place(home: Path, conversions: list[Any], tmp_path: Path):
     weights = tmp_path / "My Model.gguf"
     weights.write_bytes(b"GGUF")
-    package = pull(str(weights), targets=["onnx"], discard_source=True)
+    with pytest.raises(ValueError, match="deletes no file that it did not fetch"):
+        pull(str(weights), targets=["onnx"], discard_source=True)
+    package = pull(str(weights), targets=["onnx"])
     assert package.name == "my-model"
     assert weights.read_bytes() == b"GGUF"
     assert not store.source_folder("my-model").exists()
