@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 from importlib.resources import files
 
@@ -240,7 +240,10 @@ def time_chart(m: Measured) -> str:
         lines.append(Line(name=f"{mode}, mean over kinds", points=means, style=style))
     high = max((y for line in lines for _, y in line.points), default=1.0)
     return chart(
-        "Speed over time", Axis(label="seconds", low=0), Axis(label="tokens per second", low=0, high=high * 1.1), [x for x in lines if x.points]
+        "Speed over time",
+        Axis(label="seconds", low=0),
+        Axis(label="tokens per second", low=0, high=high * 1.1),
+        [x for x in lines if x.points],
     )
 
 

@@ -13,8 +13,7 @@ from typing import Any
 
 import psutil
 
-from edgespec.backends.onnx_engine import OnnxEngine, library_errors
-from edgespec.core.engine import ModelSpec
+from edgespec.backends.onnx_engine import OnnxEngine, input_names, library_errors
 from edgespec.core.errors import ArtifactError, CapabilityError
 from edgespec.core.manifest import Artifact, Manifest
 
@@ -63,18 +62,10 @@ class OnnxBackend:
         except library_errors() as error:
             raise ArtifactError(f"ONNX Runtime cannot load {path}: {error}; convert or pull {manifest.name} again") from error
         _forget_pages(path.parent)
-        decoder = manifest.decoder
-        spec = ModelSpec(
-            name=manifest.name,
-            vocab_size=manifest.vocab_size,
-            vocab_digest=manifest.vocab_digest,
-            max_context=decoder.max_context,
-            layers=decoder.layers,
-            hidden=decoder.hidden,
-            weight_bytes=artifact.weight_bytes,
-            kv_bytes_per_token=decoder.kv_bytes_per_token(),
-        )
-        return OnnxEngine(session, onnxruntime, spec, decoder, width_invariant=artifact.width_invariant)
+        found = {value.name for value in session.get_inputs()}
+        if found != input_names(manifest.decoder):
+            raise ArtifactError(f"{path} was written by another version of edgespec; run: edgespec pull {manifest.name} --force")
+        return OnnxEngine(session, onnxruntime, manifest.spec(artifact), manifest.decoder, width_invariant=artifact.width_invariant)
 
 
 BACKEND = OnnxBackend()

@@ -119,7 +119,7 @@ def load(
     try:
         if draft_package is not None:
             if draft_package.manifest.vocab_digest != package.manifest.vocab_digest:
-                check_pair(target.spec, engines.spec_of(draft_package.manifest, None))
+                check_pair(target.spec, draft_package.manifest.spec())
             loaded_draft, _ = engines.load(draft_package, engine=draft_engine, recipe=draft_recipe, threads=threads)
         tokenizer = Tokenizer.load(package.path, package.manifest.tokenizer, package.manifest.vocab_size)
         return Runtime(

@@ -3,9 +3,11 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 from edgespec.backends import onnx as backend
@@ -330,3 +332,20 @@ def test_mapped_weights_are_given_back_after_loading(tmp_path):
             resident.append(int(entry.split("\nRss:")[1].split()[0]))
     assert resident and sum(resident) == 0
     assert np.isfinite(score(engine, engine.new_cache(8), TokenBatch.chain([1]))).all()
+
+
+def test_a_graph_of_another_version_is_refused_with_the_command_that_mends_it(tmp_path):
+    checkpoint = tiny_checkpoint(tiny_config("llama"))
+    manifest = write_package(target, checkpoint, tmp_path, "float32")
+    path = tmp_path / manifest.artifacts[0].folder / "model.onnx"
+    model = onnx.load(path, load_external_data=False)
+    next(value for value in model.graph.input if value.name == "rows").name = "scored"
+    for node in model.graph.node:
+        for i, name in enumerate(node.input):
+            if name == "rows":
+                node.input[i] = "scored"
+    path.write_bytes(model.SerializeToString())
+    record = replace(next(iter(manifest.artifacts[0].files.values())), nbytes=path.stat().st_size)
+    artifact = replace(manifest.artifacts[0], files={f"{manifest.artifacts[0].folder}/model.onnx": record})
+    with pytest.raises(ArtifactError, match="another version of edgespec; run: edgespec pull"):
+        BACKEND.load(tmp_path, manifest, artifact)
