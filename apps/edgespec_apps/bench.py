@@ -117,7 +117,7 @@ def runner(runtime: Runtime, model: ModelOptions, max_context: int, *, policy: s
     """Answers greedily in a session of its own each time: nothing read before may shorten the work."""
 
     def run(prompt_ids: Sequence[int], max_tokens: int) -> Run:
-        with runtime.session(policy=policy, verify=model.verify.value, max_context=max_context) as session:
+        with runtime.session(policy=policy, verify=model.verify.value, max_context=max_context, knobs=model.knobs()) as session:
             answer = session.generate(prompt_ids, max_tokens=max_tokens)
         stats = answer.stats
         return Run(

@@ -45,6 +45,7 @@ class Parts:
     knobs: Knobs = field(default_factory=Knobs)
     profile: DeviceProfile = field(default_factory=DeviceProfile.generic)
     power: Callable[[], PowerThermalState | None] = lambda: None
+    meter_mj: Callable[[], float] | None = None  # energy used so far, ever growing
     cancel: CancelToken = field(default_factory=CancelToken)
 
 
@@ -81,6 +82,7 @@ def decode(parts: Parts, last: int, *, max_tokens: int, stop_ids: Set[int], hist
     remaining = max_tokens
     for number in count():
         parts.cancel.check()
+        metered = parts.meter_mj() if parts.meter_mj else 0.0
         began = perf_counter()
         plan, draft, timing = _guess(parts, history, room=remaining - 1)
         planned_at = perf_counter()
@@ -123,13 +125,17 @@ def decode(parts: Parts, last: int, *, max_tokens: int, stop_ids: Set[int], hist
                 round_ms=(ended - began) * 1e3,
                 host_bytes_copied=parts.cache.host_bytes_copied - copied,
                 entropy_nats=timing.entropy_nats,
-                thermal=timing.thermal,
+                energy_mj=parts.meter_mj() - metered if parts.meter_mj else None,
+                thermal=timing.power.thermal if timing.power else None,
+                temperature_c=timing.power.temperature_c if timing.power else None,
                 reason=plan.reason,
             )
         )
         yield Round(token_ids=tuple(tokens), origins=_origins(verdict), finish=finish, trace=history[-1], logprobs=logprobs)
         if finish is not None:
             return
+        if plan.pause_ms > 0:
+            parts.cancel.rest(plan.pause_ms / 1e3)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +144,7 @@ class _Timing:
     draft_ms: float
     engine_ms: float
     entropy_nats: float | None
-    thermal: str | None
+    power: PowerThermalState | None
 
 
 def _guess(parts: Parts, history: Sequence[RoundTrace], *, room: int) -> tuple[Plan, Draft, _Timing]:
@@ -166,7 +172,7 @@ def _guess(parts: Parts, history: Sequence[RoundTrace], *, room: int) -> tuple[P
             draft_ms=(ended - planned_at + asked_at - began) * 1e3,
             engine_ms=parts.drafter.engine_ms - engine_ms,
             entropy_nats=entropy,
-            thermal=power.thermal if power else None,
+            power=power,
         ),
     )
 

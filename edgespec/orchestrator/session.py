@@ -23,7 +23,8 @@ from edgespec.core.trace import RoundTrace
 from edgespec.core.verifier import Verifier
 from edgespec.orchestrator.loop import Parts, Progress, Round, decode, prefill
 from edgespec.orchestrator.text import Detokenizer, Message, StopStrings, Tokenizer
-from edgespec.scheduling.parse import parse_policy
+from edgespec.scheduling.parse import DEFAULT as DEFAULT_POLICY
+from edgespec.scheduling.parse import governed, parse_policy
 from edgespec.verification.greedy import GreedyVerifier
 from edgespec.verification.match import MatchVerifier
 from edgespec.verification.rejection import RejectionVerifier
@@ -58,7 +59,7 @@ class Session:
         self,
         runtime: Runtime,
         *,
-        policy: str = "window",
+        policy: str = DEFAULT_POLICY,
         verify: str = "auto",
         max_context: int | None = None,
         knobs: Knobs | None = None,
@@ -71,7 +72,7 @@ class Session:
             raise ValueError(f"verify must be auto, {', '.join(_VERIFIERS)}; got {verify!r}")
         self._runtime, self._owns_runtime = runtime, owns_runtime
         self._settings = _Settings(policy=policy, verify=verify, max_context=max_context, knobs=knobs)
-        self._policy = parse_policy(policy)
+        self._policy = governed(parse_policy(policy))
         self._verify = verify
         self._max_context = max_context or limit
         self._knobs = knobs or Knobs()
@@ -171,8 +172,12 @@ class Session:
     def _verifier(self, sampling: Sampling) -> Verifier:
         if self._verify == "greedy" and not sampling.greedy:
             raise ValueError(f"verify 'greedy' ignores temperature {sampling.temperature:g}; use auto, match or rejection")
-        name = self._verify if self._verify != "auto" else "greedy" if sampling.greedy else "rejection"
-        return _VERIFIERS[name]()
+        if self._verify != "auto":
+            return _VERIFIERS[self._verify]()
+        if sampling.greedy:
+            return GreedyVerifier()
+        # A seed asks for the same text again, whatever is drafted, by plan or in heat; rejection accepts more but promises the law only.
+        return RejectionVerifier() if sampling.seed is None else MatchVerifier()
 
     def _encode(self, prompt: Prompt, *, raw: bool) -> list[int]:
         tokenizer = self._runtime.tokenizer
@@ -249,6 +254,8 @@ class Session:
             draft_rng=np.random.default_rng(seeds[1]),
             knobs=self._knobs,
             profile=self._runtime.profile,
+            power=self._runtime.power,
+            meter_mj=self._runtime.meter_mj,
             cancel=self._cancel,
         )
 

@@ -6,8 +6,10 @@ from edgespec.core.policy import Policy
 from edgespec.scheduling.adaptive import AdaptivePolicy
 from edgespec.scheduling.entropy import EntropyPolicy
 from edgespec.scheduling.fixed import FixedPolicy
+from edgespec.scheduling.governor import Governor
 from edgespec.scheduling.window import WindowPolicy
 
+DEFAULT = "adaptive"
 KNOWN = "fixed:N (N >= 0), window, entropy, adaptive"
 
 
@@ -23,3 +25,8 @@ def parse_policy(text: str) -> Policy:
     if name == "adaptive" and not argument:
         return AdaptivePolicy()
     raise ValueError(f"unknown policy {text!r}; known policies: {KNOWN}")
+
+
+def governed(policy: Policy) -> Policy:
+    """The policy under the eyes of battery and heat. A fixed length was asked for as it is, and stays."""
+    return policy if isinstance(policy, FixedPolicy) else Governor(policy)

@@ -74,6 +74,9 @@ SHARED = {
     "recipe": ["--recipe", "int4"],
     "max_context": ["--max-context", "500"],
     "threads": ["--threads", "1"],
+    "energy": ["--energy", "saver"],
+    "min_battery": ["--min-battery", "0.3"],
+    "max_draft": ["--max-draft", "3"],
     "max_tokens": ["--max-tokens", "3"],
 }
 SAMPLING = {
