@@ -6,13 +6,17 @@ from edgespec.core.policy import Policy
 from edgespec.scheduling.adaptive import AdaptivePolicy
 from edgespec.scheduling.entropy import EntropyPolicy
 from edgespec.scheduling.fixed import FixedPolicy
+from edgespec.scheduling.governor import Governor
 from edgespec.scheduling.window import WindowPolicy
 
-KNOWN = "fixed:N (N >= 0), window, entropy, adaptive"
+GOVERNED = "+governor"
+KNOWN = f"fixed:N (N >= 0), window, entropy, adaptive, each also with {GOVERNED}"
 
 
 def parse_policy(text: str) -> Policy:
-    """A fresh policy, e.g. of "fixed:4". ValueError names what is known."""
+    """A fresh policy, e.g. of "fixed:4"; "adaptive+governor" puts the governor around it. ValueError names what is known."""
+    if text.strip().endswith(GOVERNED):
+        return Governor(parse_policy(text.strip().removesuffix(GOVERNED)))
     name, _, argument = text.strip().partition(":")
     if name == "fixed" and argument.isascii() and argument.isdigit():
         return FixedPolicy(int(argument))
