@@ -15,12 +15,11 @@ from edgespec.core.policy import Policy, RoundState
 from edgespec.core.trace import RoundTrace
 from edgespec.scheduling.adaptive import DETOUR
 from edgespec.scheduling.governor import Governor
-from edgespec.scheduling.parse import parse_policy
+from edgespec.scheduling.parse import GOVERNED, parse_policy
 from edgespec_device_profiles import cooling
 from edgespec_device_profiles.chips import Chip
 from edgespec_device_profiles.estimates import ModelSize, Unit, bandwidth_gbs, pass_ms, units
 
-GOVERNED = "+governor"
 LONGEST_FIXED = 8
 CONTEXT = 1024  # every round is costed at this context: answers come and go
 
@@ -39,7 +38,7 @@ class Scene:
     knobs: Knobs = field(default_factory=Knobs)
 
     def policy(self, text: str) -> Policy:
-        """As `parse_policy`; a trailing "+governor" puts the governor around it."""
+        """As `parse_policy`, but the governor gets the simulated case's thermal model."""
         inner = parse_policy(text.removesuffix(GOVERNED))
         if not text.endswith(GOVERNED):
             return inner

@@ -23,6 +23,7 @@ from edgespec.core.trace import RoundTrace
 from edgespec.core.verifier import Verifier
 from edgespec.orchestrator.loop import Parts, Progress, Round, decode, prefill
 from edgespec.orchestrator.text import Detokenizer, Message, StopStrings, Tokenizer
+from edgespec.scheduling.fixed import FixedPolicy
 from edgespec.scheduling.parse import DEFAULT as DEFAULT_POLICY
 from edgespec.scheduling.parse import governed, parse_policy
 from edgespec.verification.greedy import GreedyVerifier
@@ -262,11 +263,9 @@ class Session:
 
 def _check_knobs(knobs: Knobs, policy: Policy) -> None:
     """Raise CapabilityError for limits that nothing in a session acts on."""
-    if knobs.min_battery > 0:
-        raise CapabilityError(f"min_battery {knobs.min_battery:g} needs battery readings, and sessions take none; leave it 0")
-    if knobs.energy != "balanced":
-        raise CapabilityError(f"energy {knobs.energy!r} needs energy readings, and sessions take none; leave it 'balanced'")
-    if knobs.target_ms_per_token is not None and policy.name != "adaptive":
+    if knobs.energy != "balanced" and isinstance(policy, FixedPolicy):
+        raise CapabilityError(f"energy {knobs.energy!r} says how to plan, and policy {policy.name!r} does not plan; use policy 'adaptive'")
+    if knobs.target_ms_per_token is not None and not policy.name.startswith("adaptive"):
         raise CapabilityError(f"policy {policy.name!r} does not know target_ms_per_token; use policy 'adaptive', or leave it out")
 
 

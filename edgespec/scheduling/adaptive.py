@@ -45,6 +45,7 @@ HOPED_ACCEPTANCE = 0.95
 LOOK_WEIGHT = 1.5  # tested tokens that old beliefs weigh when a parked drafter is looked at
 LOOK_SIGMAS = 2.0
 LONGEST_LOOK = 4
+LONG_LOOK_SHARE = 0.3  # of the budget for looks; one node says most of what there is to know
 PROMISING = 0.7
 SURE_TOKENS = 2.5  # expected tokens per round that make it needless to measure plain decoding first
 ENERGY_WEIGHT: Mapping[str, float] = {"fast": 0.0, "balanced": 0.3, "saver": 0.8}
@@ -377,9 +378,12 @@ class _Chooser:
         least = self._loss(outlook, 1, outlook.price[0])
         if memory.lost_ms + least > LOST_SHARE * memory.elapsed_ms:
             return 0
-        for gamma in range(min(LONGEST_LOOK, self.limit), 0, -1):
-            if self._loss(outlook, gamma, outlook.price[0]) <= EXPLORE_SHARE * memory.ms_since_detour:
+        budget = EXPLORE_SHARE * memory.ms_since_detour
+        for gamma in range(min(LONGEST_LOOK, self.limit), 1, -1):
+            if self._loss(outlook, gamma, outlook.price[0]) <= LONG_LOOK_SHARE * budget:
                 return gamma
+        if least <= budget:
+            return 1
         overdue = drafter.parked >= LAST_INTERVAL and least <= PARKED_SHARE * memory.ms_since_detour
         return 1 if overdue or undecided else 0
 

@@ -10,11 +10,14 @@ from edgespec.scheduling.governor import Governor
 from edgespec.scheduling.window import WindowPolicy
 
 DEFAULT = "adaptive"
-KNOWN = "fixed:N (N >= 0), window, entropy, adaptive"
+GOVERNED = "+governor"
+KNOWN = f"fixed:N (N >= 0), window, entropy, adaptive, each also with {GOVERNED}"
 
 
 def parse_policy(text: str) -> Policy:
-    """A fresh policy, e.g. of "fixed:4". ValueError names what is known."""
+    """A fresh policy, e.g. of "fixed:4"; "adaptive+governor" puts the governor around it. ValueError names what is known."""
+    if text.strip().endswith(GOVERNED):
+        return Governor(parse_policy(text.strip().removesuffix(GOVERNED)))
     name, _, argument = text.strip().partition(":")
     if name == "fixed" and argument.isascii() and argument.isdigit():
         return FixedPolicy(int(argument))
@@ -29,4 +32,4 @@ def parse_policy(text: str) -> Policy:
 
 def governed(policy: Policy) -> Policy:
     """The policy under the eyes of battery and heat. A fixed length was asked for as it is, and stays."""
-    return policy if isinstance(policy, FixedPolicy) else Governor(policy)
+    return policy if isinstance(policy, FixedPolicy | Governor) else Governor(policy)

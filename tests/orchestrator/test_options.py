@@ -18,9 +18,8 @@ CHAT = "{% for m in messages %}{{ m.content }}{% endfor %}<e>"
 @pytest.mark.parametrize(
     ("knobs", "policy", "message"),
     [
-        (Knobs(min_battery=0.3), "window", "min_battery 0.3 needs battery readings"),
-        (Knobs(energy="saver"), "adaptive", "energy 'saver' needs energy readings"),
-        (Knobs(energy="fast"), "window", "energy 'fast' needs energy readings"),
+        (Knobs(energy="saver"), "fixed:4", "energy 'saver' says how to plan"),
+        (Knobs(energy="fast"), "fixed:0", "energy 'fast' says how to plan"),
         (Knobs(target_ms_per_token=20.0), "window", "policy 'window' does not know target_ms_per_token"),
         (Knobs(target_ms_per_token=20.0), "fixed:4", "does not know target_ms_per_token"),
     ],
