@@ -17,15 +17,13 @@ from edgespec.core.draft import common_prefix
 from edgespec.core.engine import Cache
 from edgespec.core.errors import Cancelled, CapabilityError, ContextLengthError
 from edgespec.core.plan import Knobs
-from edgespec.core.policy import Policy
 from edgespec.core.sampling import Sampling, SamplingState
 from edgespec.core.trace import RoundTrace
 from edgespec.core.verifier import Verifier
 from edgespec.orchestrator.loop import Parts, Progress, Round, decode, prefill
 from edgespec.orchestrator.text import Detokenizer, Message, StopStrings, Tokenizer
-from edgespec.scheduling.fixed import FixedPolicy
 from edgespec.scheduling.parse import DEFAULT as DEFAULT_POLICY
-from edgespec.scheduling.parse import governed, parse_policy
+from edgespec.scheduling.parse import GOVERNED, governed, parse_policy
 from edgespec.verification.greedy import GreedyVerifier
 from edgespec.verification.match import MatchVerifier
 from edgespec.verification.rejection import RejectionVerifier
@@ -77,7 +75,7 @@ class Session:
         self._verify = verify
         self._max_context = max_context or limit
         self._knobs = knobs or Knobs()
-        _check_knobs(self._knobs, self._policy)
+        _check_knobs(self._knobs, policy)
         self._drafter = runtime.new_drafter(self._max_context)
         self._cache: Cache | None = None
         self._read: list[int] = []  # what the cache holds
@@ -261,12 +259,12 @@ class Session:
         )
 
 
-def _check_knobs(knobs: Knobs, policy: Policy) -> None:
-    """Raise CapabilityError for limits that nothing in a session acts on."""
-    if knobs.energy != "balanced" and isinstance(policy, FixedPolicy):
-        raise CapabilityError(f"energy {knobs.energy!r} says how to plan, and policy {policy.name!r} does not plan; use policy 'adaptive'")
-    if knobs.target_ms_per_token is not None and not policy.name.startswith("adaptive"):
-        raise CapabilityError(f"policy {policy.name!r} does not know target_ms_per_token; use policy 'adaptive', or leave it out")
+def _check_knobs(knobs: Knobs, policy: str) -> None:
+    """Raise CapabilityError for limits that this policy would not act on."""
+    if knobs.energy != "balanced" and policy.startswith("fixed") and not policy.endswith(GOVERNED):
+        raise CapabilityError(f"energy {knobs.energy!r} says how to plan, and policy {policy!r} does not plan; use policy 'adaptive'")
+    if knobs.target_ms_per_token is not None and not policy.startswith("adaptive"):
+        raise CapabilityError(f"policy {policy!r} does not know target_ms_per_token; use policy 'adaptive', or leave it out")
 
 
 class _TextOut:
