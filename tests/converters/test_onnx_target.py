@@ -4,6 +4,7 @@ import hashlib
 import shutil
 import weakref
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -207,3 +208,15 @@ def test_a_head_in_parts_gives_the_same_bits_and_is_stored_once(tmp_path, monkey
     assert sum(node.op_type == "Concat" for node in model.graph.node) == 1
     assert parts.weight_bytes == whole.weight_bytes
     np.testing.assert_array_equal(logits(engine_in_parts), logits(engine))
+
+
+def test_esb_65_bfloat16_and_asked_for_float16_stay_float32(tmp_path):
+    """No float16 anywhere on this engine, so nothing overflows or vanishes: what was asked for and not given is listed."""
+    checkpoint = tiny_checkpoint(tiny_config("llama", layers=1))
+    name = "model.layers.0.mlp.up_proj.weight"
+    values = np.array([1e5, 1e-8], ml_dtypes.bfloat16).astype(np.float32)
+    checkpoint.tensors[name][0, :2] = values
+    artifact, _ = convert(checkpoint, Recipe("half", Format(16)), tmp_path)
+    assert artifact.exceptions[name] == "float32 (no float16 kernels on this engine)"
+    data = (tmp_path / artifact.folder / "model.data").read_bytes()
+    assert np.isin(values, np.frombuffer(data[: len(data) // 4 * 4], "<f4")).all()
