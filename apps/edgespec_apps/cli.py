@@ -18,6 +18,7 @@ from edgespec_apps.doctor import doctor
 from edgespec_apps.generate import generate
 from edgespec_apps.models import convert, models, pull
 from edgespec_apps.options import Debug, Settings, grouped
+from edgespec_apps.profile import profile
 
 OK, FAILED, USAGE = 0, 1, 2
 
@@ -46,7 +47,7 @@ def root(
     """Options before the command."""
 
 
-for command in (chat, generate, pull, convert, models, bench, doctor):
+for command in (chat, generate, pull, convert, models, bench, profile, doctor):
     app.command()(grouped(command))
 
 

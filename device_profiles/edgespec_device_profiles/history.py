@@ -57,9 +57,7 @@ def write_whole(file: Path, text: str) -> None:
         raise
 
 
-def latest(
-    folder: Path, machine: str, *, model: str, on_damaged: Callable[[ArtifactError], None] = lambda error: None
-) -> Measured | None:
+def latest(folder: Path, machine: str, *, model: str, on_damaged: Callable[[ArtifactError], None] = lambda error: None) -> Measured | None:
     """The newest usable profile of this machine: of this model before others, complete ones before interrupted ones."""
     usable = [m for m in _all(folder / machine, on_damaged) if m.usable]
     return max(usable, key=lambda m: (m.model.name == model, m.complete, m.date), default=None)

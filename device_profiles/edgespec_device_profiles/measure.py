@@ -212,7 +212,8 @@ class Profiler:
             raise _NotHere("this draft runs no second model")
         target_bench, draft_bench = (_Bench(engine, 64, self) for engine in (self._runtime.target, draft))
         alone, beside = Samples(), Samples()
-        draft_bench.pass_ms(1), target_bench.pass_ms(1)
+        for bench in (draft_bench, target_bench):  # warm up
+            bench.pass_ms(1)
         for turn in self._until("two units at once"):
             for _ in range(OVERLAP_PASSES):
                 self._sample(alone, target_bench.pass_ms(1))
@@ -240,9 +241,11 @@ class Profiler:
     def _measure_sustained(self) -> None:
         """Plain and speculative answers in turn for the rest of the time: what the gain is in earnest, and what heat takes away."""
         began = self._clock()
-        for _, (kind, prompts) in zip(self._until("speed over time", least=2 * len(self._prompts)), cycle(self._prompts.items())):
+        kinds = list(self._prompts.items())
+        for n in self._until("speed over time", least=2 * len(kinds)):
+            turn, (kind, prompts) = n // len(kinds), kinds[n % len(kinds)]
             for mode, policy in (("plain", "fixed:0"), ("speculative", self._settings.policy)):
-                answer = self._answer(prompts[0], policy, mode)
+                answer = self._answer(prompts[turn % len(prompts)], policy, mode)
                 if mode == "speculative":
                     self._policy_rounds[kind] += answer.traces
                 state = answer.power
