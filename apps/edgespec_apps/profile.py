@@ -24,14 +24,18 @@ if TYPE_CHECKING:
 
 SCHEMA = "edgespec.profile/1"
 COMPARE_SCHEMA = "edgespec.profile-compare/1"
-QUICK_MINUTES = 1.5
+MINUTES, QUICK_MINUTES = 10.0, 1.5
 QUICK_TOKENS, TOKENS = 48, 96
 
 
 def profile(
     model: ModelOptions,
-    minutes: Annotated[float, typer.Option("--minutes", min=0.01, metavar="M", help="How long to measure, about.")] = 10.0,
-    quick: Annotated[bool, typer.Option("--quick", help="A rougher profile in two or three minutes.")] = False,
+    minutes: Annotated[
+        float | None, typer.Option("--minutes", min=0.01, metavar="M", help=f"How long to measure, about (default: {MINUTES:g}).")
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help=f"A rougher profile: shorter contexts and answers, {QUICK_MINUTES:g} minutes unless told.")
+    ] = False,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="Folder for profiles and reports.", show_default="the store's profiles/")
     ] = None,
@@ -51,7 +55,7 @@ def profile(
         return
     folder = out if out is not None else profiles_folder()
     folder.mkdir(parents=True, exist_ok=True)  # now rather than after minutes of work
-    measured, interrupted = _measure(model, QUICK_MINUTES if quick else minutes, quick=quick)
+    measured, interrupted = _measure(model, minutes or (QUICK_MINUTES if quick else MINUTES), quick=quick)
     files = _write(measured, folder)
     if as_json:
         print(json.dumps(summary(measured) | {"files": files}), flush=True)
