@@ -52,8 +52,9 @@ def bench(
         Path | None, typer.Option("--peer-gguf", metavar="FILE", help="The peer's model (default: the file ours was converted from).")
     ] = None,
     peer_python: Annotated[
-        str, typer.Option("--peer-python", metavar="PATH", help="Python that has the peer's binding.", show_default="this one")
-    ] = sys.executable,
+        str | None,
+        typer.Option("--peer-python", metavar="PATH", help="Python that has the peer's binding.", show_default="this one"),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure plain and speculative decoding in turns on the same prompts, greedily.
@@ -64,6 +65,8 @@ def bench(
     prompts = load_prompts([kind.strip() for kind in kinds.split(",") if kind.strip()], first)
     if peer not in (None, "llama.cpp"):
         raise ValueError(f"--peer knows llama.cpp only, got {peer!r}")
+    if peer is None and (peer_gguf or peer_python):
+        raise ValueError("--peer-gguf and --peer-python belong to --peer llama.cpp; add it, or leave them out")
     threads = model.threads or machine.cores()
     before = machine.load_average()
     if before[0] > _QUIET_LOAD * machine.cores():
@@ -72,9 +75,10 @@ def bench(
     with ExitStack() as stack:
         runtime = stack.enter_context(model.load())
         encoded = [(prompt, encode(runtime, prompt.text)) for prompt in prompts]
-        room = min(max(len(ids) for _, ids in encoded) + max_tokens + _SPARE_TOKENS, runtime.spec.max_context)
+        needed = max(len(ids) for _, ids in encoded) + max_tokens + _SPARE_TOKENS
+        room = model.max_context or min(needed, runtime.spec.max_context)
         runners = {"plain": runner(runtime, model, room, policy="fixed:0"), "spec": runner(runtime, model, room, policy=model.policy)}
-        rival = stack.enter_context(_peer(runtime, peer_gguf, peer_python, room, threads)) if peer else None
+        rival = stack.enter_context(_peer(runtime, peer_gguf, peer_python or sys.executable, room, threads)) if peer else None
         if rival:
             runners |= {"peer_plain": rival.runner(lookup=False), "peer_lookup": rival.runner(lookup=True)}
         samples = _run(encoded, runners, repeats=repeats, max_tokens=max_tokens)
@@ -113,7 +117,7 @@ def runner(runtime: Runtime, model: ModelOptions, max_context: int, *, policy: s
     """Answers greedily in a session of its own each time: nothing read before may shorten the work."""
 
     def run(prompt_ids: Sequence[int], max_tokens: int) -> Run:
-        with runtime.session(policy=policy, verify=model.verify.value, max_context=max_context) as session:
+        with runtime.session(policy=policy, verify=model.verify.value, max_context=max_context, knobs=model.knobs()) as session:
             answer = session.generate(prompt_ids, max_tokens=max_tokens)
         stats = answer.stats
         return Run(

@@ -15,7 +15,7 @@ import typer
 
 from edgespec_apps.console import complain, ctrl_c, each_in_background, prefill_meter, say, write
 from edgespec_apps.generate import decoded
-from edgespec_apps.options import MaxTokens, ModelOptions, SamplingOptions
+from edgespec_apps.options import EngineName, MaxTokens, ModelOptions, SamplingOptions
 from edgespec_apps.turns import Painter, status
 
 if TYPE_CHECKING:
@@ -61,6 +61,8 @@ def chat(
         terminal=terminal,
     ) as conversation:
         say(conversation.banner())
+        if show_drafted and not terminal:
+            say("--show-drafted colours text on a terminal only")
         for line in typed_lines() if terminal else piped_lines():
             if not conversation.take(line):
                 break
@@ -189,7 +191,7 @@ class Conversation:
             before = self.model
             self._open.close()  # first: two loaded copies may not fit in memory
             try:
-                self._load(replace(before, draft=draft))
+                self._load(replace(before, draft=draft, draft_engine=EngineName.auto))  # what ran one draft may not run another
             except Exception:
                 self._load(before)
                 raise

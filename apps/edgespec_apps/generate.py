@@ -113,7 +113,7 @@ def read_prompt(argument: str | None, file: Path | None, *, raw: bool) -> str:
 
     A file's last newlines are the editor's, not the writer's: only `raw` keeps them.
     """
-    if argument not in (None, "-") and file:
+    if argument is not None and file:
         raise ValueError("give the prompt or --file, not both")
     if file:
         where, text = str(file), decoded(_content(file), str(file))

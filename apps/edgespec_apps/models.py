@@ -56,6 +56,8 @@ def _pull(spec: str, *, name: str | None, recipe: str | None, targets: str, forc
     engines = tuple(target.strip() for target in targets.split(",") if target.strip())
     if unknown := sorted(set(engines) - {"onnx", "mlx"}):
         raise ValueError(f"--targets knows onnx and mlx, got {', '.join(unknown)}")
+    if targets and not engines:
+        raise ValueError(f"--targets needs onnx, mlx or both, got {targets!r}")
     with progress_bar(spec) as progress:
         package = fetch_and_convert(
             spec,
@@ -88,7 +90,9 @@ def models(
     from edgespec.core.errors import ArtifactError
     from edgespec.orchestrator import store
 
-    if remove:
+    if remove is not None:
+        if verify or as_json:
+            raise ValueError("--remove goes alone; list or verify in a second command")
         store.remove(remove)
         say(f"removed {remove}")
         return

@@ -16,6 +16,7 @@ from edgespec_apps.console import in_background, say, silence_stdout
 
 if TYPE_CHECKING:
     from edgespec.core.device import DeviceProfile
+    from edgespec.core.plan import Knobs
     from edgespec.core.sampling import Sampling
     from edgespec.orchestrator.runtime import Runtime
     from edgespec.orchestrator.session import Session
@@ -31,6 +32,12 @@ class EngineName(StrEnum):
     onnx = "onnx"
     mlx = "mlx"
     reference = "reference"
+
+
+class EnergyName(StrEnum):
+    fast = "fast"
+    balanced = "balanced"
+    saver = "saver"
 
 
 class VerifyName(StrEnum):
@@ -64,14 +71,33 @@ class ModelOptions:
         str,
         typer.Option(
             "--policy",
-            metavar="fixed:N|window|entropy",
-            help="How many tokens to guess each round: always N, by recent success, or by the draft's entropy.",
+            metavar="fixed:N|window|entropy|adaptive",
+            help="How many tokens to guess each round: always N, by recent success, by the draft's entropy, or by measured cost.",
             rich_help_panel=_MODEL,
         ),
-    ] = "window"
+    ] = "adaptive"
+    energy: Annotated[
+        EnergyName,
+        typer.Option(
+            "--energy", help="What the adaptive policy saves: time, joules where a meter exists, or both.", rich_help_panel=_MODEL
+        ),
+    ] = EnergyName.balanced
+    min_battery: Annotated[
+        float,
+        typer.Option(
+            "--min-battery", min=0.0, max=1.0, metavar="SHARE", help="On battery below this share, guess nothing.", rich_help_panel=_MODEL
+        ),
+    ] = 0.0
+    max_draft: Annotated[
+        int, typer.Option("--max-draft", min=0, max=64, metavar="N", help="Most tokens that any policy may guess.", rich_help_panel=_MODEL)
+    ] = 16
     verify: Annotated[
         VerifyName,
-        typer.Option("--verify", help="Rule that accepts guesses; auto takes an exact one for the sampling.", rich_help_panel=_MODEL),
+        typer.Option(
+            "--verify",
+            help="Rule that accepts guesses; all are exact. auto: greedy, with a seed match (same text with any draft), else rejection.",
+            rich_help_panel=_MODEL,
+        ),
     ] = VerifyName.auto
     engine: Annotated[
         EngineName, typer.Option("--engine", help="Library that runs the model; auto takes the best that works.", rich_help_panel=_MODEL)
@@ -123,8 +149,13 @@ class ModelOptions:
             say(note)
         return runtime
 
+    def knobs(self) -> Knobs:
+        from edgespec.core.plan import Knobs
+
+        return Knobs(max_draft_tokens=self.max_draft, energy=self.energy.value, min_battery=self.min_battery)
+
     def session(self, runtime: Runtime) -> Session:
-        return runtime.session(policy=self.policy, verify=self.verify.value, max_context=self.max_context)
+        return runtime.session(policy=self.policy, verify=self.verify.value, max_context=self.max_context, knobs=self.knobs())
 
 
 def measured_profile(model: str) -> DeviceProfile | None:

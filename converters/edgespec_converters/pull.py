@@ -68,13 +68,14 @@ def pull(
 ) -> Package:
     """The package of `spec` in the store, fetched and converted unless it is there with this recipe for all `targets`.
 
-    A package made from the same weights keeps its other artifacts; `force` starts afresh, and installs an artifact that misses its
-    recipe's gate too. `accept_terms` is asked about models that
+    A package made from the same weights keeps its other artifacts; `force` starts afresh. `accept_terms` is asked about models that
     come under terms. `notify` gets one line about each thing worth saying; `timeout_s` is how long to wait for another process
     at work on the same model. Raises ArtifactError; then the store is as before, and what was downloaded waits for the next try.
     """
     origin = resolve(spec, name)
     check_name(origin.name)
+    if discard_source and origin.path is not None:
+        raise ValueError(f"{spec} is your own file, not a download; edgespec deletes no file that it did not fetch")
     recipe = recipe or (origin.entry.recipe if origin.entry else DEFAULT_RECIPE)
     targets = tuple(targets) or (origin.entry.targets if origin.entry else DEFAULT_TARGETS)
     store.sweep()
@@ -83,20 +84,26 @@ def pull(
         missing = [t for t in targets if present is None or present.manifest.find(t, recipe) is None]
         if present is not None and not missing:
             notify(f"{origin.name} is already there: {present.path} (--force makes it again)")
+            if discard_source:
+                _discard(origin.name)
             return present
         _check_terms(origin, accept_terms)
         _check_space(origin, len(missing))
         weights = _fetch(origin, source, progress)
         with store.staging(origin.name) as folder:
-            manifest = _convert(weights, folder, name=origin.name, recipe=recipe, targets=missing, force=force, progress=progress)
+            manifest = _convert(weights, folder, name=origin.name, recipe=recipe, targets=missing, progress=progress)
             manifest = _described(manifest, origin)
             if present is not None:
                 manifest = _with_earlier(manifest, folder, present, notify)
             (folder / store.MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
             package = store.install(folder, origin.name)
-        if discard_source and origin.path is None:
-            shutil.rmtree(store.source_folder(origin.name), ignore_errors=True)
+        if discard_source:
+            _discard(origin.name)
         return package
+
+
+def _discard(name: str) -> None:
+    shutil.rmtree(store.source_folder(name), ignore_errors=True)
 
 
 def _parse_hub(spec: str) -> HubSource:
@@ -156,11 +163,11 @@ def _fetch(origin: Origin, source: Source, progress: Progress) -> Path:
     return origin.path
 
 
-def _convert(weights: Path, folder: Path, *, name: str, recipe: str, targets: Sequence[str], force: bool, progress: Progress) -> Manifest:
+def _convert(weights: Path, folder: Path, *, name: str, recipe: str, targets: Sequence[str], progress: Progress) -> Manifest:
     from edgespec_converters.checkpoint import open_checkpoint
     from edgespec_converters.convert import convert  # here, as it brings the device libraries
 
-    return convert(open_checkpoint(weights), name=name, recipe=recipe, targets=targets, destination=folder, progress=progress, force=force)
+    return convert(open_checkpoint(weights), name=name, recipe=recipe, targets=targets, destination=folder, progress=progress)
 
 
 def _described(manifest: Manifest, origin: Origin) -> Manifest:

@@ -247,7 +247,7 @@ class Profiler:
             for mode, policy in (("plain", "fixed:0"), ("speculative", self._settings.policy)):
                 answer = self._answer(prompts[turn % len(prompts)], policy, mode)
                 if mode == "speculative":
-                    self._policy_rounds[kind] += answer.traces
+                    self._policy_rounds[kind] += answer.traces[:-1]  # the last round of an answer leaves no choice
                 state = answer.power
                 self._answers.append(
                     Answer(

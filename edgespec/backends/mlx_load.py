@@ -8,7 +8,6 @@ import mlx.core as mx
 
 from edgespec.backends.mlx_decoder import Decoder
 from edgespec.backends.mlx_engine import MlxEngine
-from edgespec.core.engine import ModelSpec
 from edgespec.core.errors import ArtifactError
 from edgespec.core.manifest import Artifact, Manifest
 
@@ -33,16 +32,7 @@ def load(package: Path, manifest: Manifest, artifact: Artifact) -> MlxEngine:
             raise _damaged(package / artifact.folder, str(error)) from error
     if metal:
         _keep_resident()
-    spec = ModelSpec(
-        name=manifest.name,
-        vocab_size=manifest.vocab_size,
-        vocab_digest=manifest.vocab_digest,
-        max_context=manifest.decoder.max_context,
-        layers=manifest.decoder.layers,
-        hidden=manifest.decoder.hidden,
-        weight_bytes=artifact.weight_bytes,
-        kv_bytes_per_token=manifest.decoder.kv_bytes_per_token(dtype.size),
-    )
+    spec = manifest.spec(artifact, kv_bytes_per_value=dtype.size)
     return MlxEngine(decoder, spec, stream, unit="gpu" if metal else "cpu")
 
 

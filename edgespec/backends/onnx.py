@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import re
+import sys
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from edgespec.backends.onnx_engine import OnnxEngine, library_errors
-from edgespec.core.engine import ModelSpec
+from edgespec.backends.onnx_engine import OnnxEngine, input_names, library_errors
 from edgespec.core.errors import ArtifactError, CapabilityError
 from edgespec.core.manifest import Artifact, Manifest
 
@@ -58,18 +61,11 @@ class OnnxBackend:
             session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         except library_errors() as error:
             raise ArtifactError(f"ONNX Runtime cannot load {path}: {error}; convert or pull {manifest.name} again") from error
-        decoder = manifest.decoder
-        spec = ModelSpec(
-            name=manifest.name,
-            vocab_size=manifest.vocab_size,
-            vocab_digest=manifest.vocab_digest,
-            max_context=decoder.max_context,
-            layers=decoder.layers,
-            hidden=decoder.hidden,
-            weight_bytes=artifact.weight_bytes,
-            kv_bytes_per_token=decoder.kv_bytes_per_token(),
-        )
-        return OnnxEngine(session, onnxruntime, spec, decoder, width_invariant=artifact.width_invariant)
+        _forget_pages(path.parent)
+        found = {value.name for value in session.get_inputs()}
+        if found != input_names(manifest.decoder):
+            raise ArtifactError(f"{path} was written by another version of edgespec; run: edgespec pull {manifest.name} --force")
+        return OnnxEngine(session, onnxruntime, manifest.spec(artifact), manifest.decoder, width_invariant=artifact.width_invariant)
 
 
 BACKEND = OnnxBackend()
@@ -89,3 +85,29 @@ def _check_files(package: Path, manifest: Manifest, artifact: Artifact) -> None:
         if found != record.nbytes:
             what = "is missing" if found is None else f"has {found} bytes instead of {record.nbytes}"
             raise ArtifactError(f"{path} {what}; convert or pull {manifest.name} again")
+
+
+def _forget_pages(folder: Path) -> None:
+    """Give back the memory that loading has touched in the mapped files of `folder` (Linux only, elsewhere nothing happens).
+
+    The library repacks the weights into memory of its own, yet keeps the scales mapped without reading them again.
+    """
+    if sys.platform != "linux":
+        return
+    dont_need = 4  # MADV_DONTNEED
+    madvise = ctypes.CDLL(None).madvise
+    madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    for start, end in _clean_mappings(folder):
+        madvise(start, end - start, dont_need)
+
+
+def _clean_mappings(folder: Path) -> Iterator[tuple[int, int]]:
+    """Address ranges of this process that show files of `folder` as they are on disk."""
+    with Path("/proc/self/smaps").open(encoding="utf-8", errors="replace") as lines:
+        found = None
+        for line in lines:
+            if header := re.match(r"([0-9a-f]+)-([0-9a-f]+) \S+ \S+ \S+ \d+ +(/.*)", line):
+                inside = Path(header[3].rstrip("\n")).parent == folder.resolve()
+                found = (int(header[1], 16), int(header[2], 16)) if inside else None
+            elif found and line.startswith("Anonymous:") and int(line.split()[1]) == 0:  # no page was written to
+                yield found

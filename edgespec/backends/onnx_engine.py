@@ -163,8 +163,7 @@ class OnnxEngine:
     """One session, one thread pool, one pass at a time. Made by `BACKEND.load`."""
 
     def __init__(self, session: Any, library: Any, spec: ModelSpec, config: DecoderConfig, *, width_invariant: bool) -> None:
-        # What the graph's inputs for global and for sliding layers begin with, and a layer of each.
-        self.kinds = {"" if config.window(layer) is None else "window_": layer for layer in range(config.layers)}
+        self.kinds = _kinds(config)
         self._session: Any = session
         self._library, self._spec, self._config = library, spec, config
         self._capabilities = Capabilities(features=True, width_invariant=width_invariant)
@@ -191,6 +190,8 @@ class OnnxEngine:
     ) -> list[Scores]:
         with self._lock:
             own = [(batch, self._own(cache)) for batch, cache in work]
+            if len({id(cache) for _, cache in own}) < len(own):
+                raise ValueError("a pass takes one batch per cache; give each sequence its own")
             for batch, cache in own:
                 check_batch(batch, cache, self._spec, self._capabilities)
             with self._interruptible(cancel):
@@ -285,6 +286,18 @@ class OnnxEngine:
             raise
         finally:
             self._options.terminate = False  # nobody watches any more
+
+
+def _kinds(config: DecoderConfig) -> dict[str, int]:
+    """What the names of inputs for global and for sliding layers begin with, and a layer of each."""
+    return {"" if config.window(layer) is None else "window_": layer for layer in range(config.layers)}
+
+
+def input_names(config: DecoderConfig) -> set[str]:
+    """The inputs that this engine feeds; a graph with others was written for another version of it."""
+    names = {"input_ids", "rows", "position_ids", "query_seqlens", "seqlens_k", "total_sequence_length"}
+    names |= {f"{kind}{what}" for kind in _kinds(config) for what in ("bias", "cos", "sin")}
+    return names | {f"past_{part}.{layer}" for part in ("key", "value") for layer in range(config.layers)}
 
 
 def library_errors() -> tuple[type[Exception], ...]:

@@ -20,7 +20,7 @@ from edgespec.core.cancel import CancelToken
 from edgespec.core.decoder import DecoderConfig
 from edgespec.core.draft import depths, path_to
 from edgespec.core.engine import Cache, Capabilities, ModelSpec, Scores, TokenBatch, check_batch, check_path
-from edgespec.core.errors import ArtifactError, ContractError
+from edgespec.core.errors import ArtifactError, CapabilityError, ContractError
 from edgespec.core.manifest import Artifact, Manifest
 from edgespec.core.scores import Float32, Float64, HostLogits, Int32
 
@@ -261,7 +261,12 @@ class ReferenceBackend:
         return f"NumPy {np.__version__}, float32 on the CPU (for comparison, slow)"
 
     def load(self, package: Path, manifest: Manifest, artifact: Artifact, *, threads: int | None = None) -> ReferenceEngine:
-        """Weights are unpacked to float32: 4 bytes each in memory. NumPy's library keeps its own thread count."""
+        """Weights are unpacked to float32: 4 bytes each in memory. CapabilityError for a number of threads:
+        NumPy's library keeps its own."""
+        if threads is not None:
+            raise CapabilityError(
+                f"the reference engine does not choose its threads, cannot use {threads}; leave the number of threads out"
+            )
         return ReferenceEngine(
             manifest.decoder,
             StoredWeights(package / artifact.folder),

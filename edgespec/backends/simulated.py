@@ -59,14 +59,14 @@ class VirtualDevice:
     """One chip in one case. `busy_w[unit]` at full speed, on top of `idle_w`."""
 
     def __init__(self, *, heat: Heat, busy_w: Mapping[str, float], idle_w: float, throttle: Throttle) -> None:
-        self._busy_w, self._idle_w, self._throttle = dict(busy_w), idle_w, throttle
+        self.busy_w, self._idle_w, self._throttle = dict(busy_w), idle_w, throttle
         self.heat, self.speed = heat, 1.0
         self.clock_s = self.energy_mj = 0.0
         self.peak_c = heat.celsius
 
     def work(self, unit: str, nominal_ms: float) -> float:
         """Do what takes `nominal_ms` at full speed on this unit; returns the virtual ms it took. KeyError for an unknown unit."""
-        busy_w, elapsed_ms, left_ms = self._busy_w[unit], 0.0, nominal_ms
+        busy_w, elapsed_ms, left_ms = self.busy_w[unit], 0.0, nominal_ms
         while left_ms > 0:
             step_ms = min(left_ms / self.speed, STEP_S * 1e3)
             left_ms -= step_ms * self.speed

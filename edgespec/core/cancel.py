@@ -14,30 +14,34 @@ class CancelToken:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._set = False
+        self._event = threading.Event()
         self._watchers: list[Callable[[], None]] = []
 
     @property
     def cancelled(self) -> bool:
-        return self._set
+        return self._event.is_set()
 
     def cancel(self) -> None:
         with self._lock:
-            self._set = True
+            self._event.set()
             watchers = tuple(self._watchers)
             for watcher in watchers:
                 watcher()
 
     def check(self) -> None:
         """Raise Cancelled if the token is set."""
-        if self._set:
+        if self._event.is_set():
             raise Cancelled("cancelled by the caller")
+
+    def rest(self, seconds: float) -> None:
+        """Sleep, but not longer than until the token is set."""
+        self._event.wait(seconds)
 
     @contextmanager
     def watch(self, interrupt: Callable[[], None]) -> Generator[None]:
         """Call `interrupt` (from the cancelling thread) if the token is set while the block runs."""
         with self._lock:
-            if self._set:
+            if self._event.is_set():
                 raise Cancelled("cancelled by the caller")
             self._watchers.append(interrupt)
         try:

@@ -17,6 +17,7 @@ from pathlib import PurePosixPath
 from typing import Any, Literal, Self
 
 from edgespec.core.decoder import DecoderConfig
+from edgespec.core.engine import ModelSpec
 from edgespec.core.errors import ArtifactError
 
 SCHEMA = "edgespec.package/1"
@@ -111,6 +112,19 @@ class Manifest:
     def find(self, engine: str, recipe: str | None = None) -> Artifact | None:
         """The first artifact of this engine (and recipe)."""
         return next((a for a in self.artifacts if a.engine == engine and recipe in (None, a.recipe)), None)
+
+    def spec(self, artifact: Artifact | None = None, *, kv_bytes_per_value: int = 4) -> ModelSpec:
+        """What the package says of its model, before or after an engine has loaded `artifact`."""
+        return ModelSpec(
+            name=self.name,
+            vocab_size=self.vocab_size,
+            vocab_digest=self.vocab_digest,
+            max_context=self.decoder.max_context,
+            layers=self.decoder.layers,
+            hidden=self.decoder.hidden,
+            weight_bytes=artifact.weight_bytes if artifact else 0,
+            kv_bytes_per_token=self.decoder.kv_bytes_per_token(kv_bytes_per_value),
+        )
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n"

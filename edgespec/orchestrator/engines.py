@@ -8,7 +8,7 @@ import sys
 from typing import cast
 
 from edgespec.core.backend import Backend
-from edgespec.core.engine import Engine, ModelSpec
+from edgespec.core.engine import Engine
 from edgespec.core.errors import ArtifactError, CapabilityError
 from edgespec.core.manifest import Artifact, Manifest
 from edgespec.orchestrator.store import Package
@@ -51,25 +51,10 @@ def choose(manifest: Manifest, engine: str, recipe: str | None) -> tuple[str, Ar
     )
 
 
-def load(package: Package, *, engine: str, recipe: str | None, threads: int | None, shares_cores: bool) -> tuple[Engine, str]:
-    """The loaded engine and its backend's name. `shares_cores` says that a second engine will run beside it."""
+def load(package: Package, *, engine: str, recipe: str | None, threads: int | None) -> tuple[Engine, str]:
+    """The loaded engine and its backend's name."""
     name, artifact = choose(package.manifest, engine, recipe)
     folder = package.path / artifact.folder
     if not folder.is_dir():
         raise ArtifactError(f"{package.manifest.name}: folder {artifact.folder} is missing; convert or pull the model again")
     return backend(name).load(package.path, package.manifest, artifact, threads=threads), name
-
-
-def spec_of(manifest: Manifest, artifact: Artifact | None) -> ModelSpec:
-    """What a package says of itself before anything is loaded."""
-    c = manifest.decoder
-    return ModelSpec(
-        name=manifest.name,
-        vocab_size=manifest.vocab_size,
-        vocab_digest=manifest.vocab_digest,
-        max_context=c.max_context,
-        layers=c.layers,
-        hidden=c.hidden,
-        weight_bytes=artifact.weight_bytes if artifact else 0,
-        kv_bytes_per_token=c.kv_bytes_per_token(),
-    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
+from itertools import count
 from time import perf_counter
 
 import numpy as np
@@ -44,6 +45,7 @@ class Parts:
     knobs: Knobs = field(default_factory=Knobs)
     profile: DeviceProfile = field(default_factory=DeviceProfile.generic)
     power: Callable[[], PowerThermalState | None] = lambda: None
+    meter_mj: Callable[[], float] | None = None  # energy used so far, ever growing
     cancel: CancelToken = field(default_factory=CancelToken)
 
 
@@ -70,15 +72,17 @@ def prefill(parts: Parts, prompt: Sequence[int], progress: Progress | None = Non
             progress(cache.length + 1, len(prompt))
 
 
-def decode(parts: Parts, last: int, *, max_tokens: int, stop_ids: Set[int]) -> Iterator[Round]:
+def decode(parts: Parts, last: int, *, max_tokens: int, stop_ids: Set[int], history: list[RoundTrace] | None = None) -> Iterator[Round]:
     """Yield rounds until a stop id, `max_tokens`, or a cancel (which raises Cancelled with everything committed so far intact).
 
-    `last` is the one known token the target has not read; between rounds the cache holds every other.
+    `last` is the one known token the target has not read; between rounds the cache holds every other. `history` is what the policy
+    plans from; it may hold earlier answers' rounds, and this answer's are appended.
     """
-    history: list[RoundTrace] = []
+    history = [] if history is None else history
     remaining = max_tokens
-    while remaining > 0:
+    for number in count():
         parts.cancel.check()
+        metered = parts.meter_mj() if parts.meter_mj else 0.0
         began = perf_counter()
         plan, draft, timing = _guess(parts, history, room=remaining - 1)
         planned_at = perf_counter()
@@ -104,7 +108,7 @@ def decode(parts: Parts, last: int, *, max_tokens: int, stop_ids: Set[int]) -> I
         finish: Finish | None = "stop" if last in stop_ids else "length" if remaining == 0 else None
         history.append(
             RoundTrace(
-                round=len(history),
+                round=number,
                 context_len=context_len,
                 drafter=draft.source,
                 planned=plan.draft_tokens,
@@ -121,13 +125,17 @@ def decode(parts: Parts, last: int, *, max_tokens: int, stop_ids: Set[int]) -> I
                 round_ms=(ended - began) * 1e3,
                 host_bytes_copied=parts.cache.host_bytes_copied - copied,
                 entropy_nats=timing.entropy_nats,
-                thermal=timing.thermal,
+                energy_mj=parts.meter_mj() - metered if parts.meter_mj else None,
+                thermal=timing.power.thermal if timing.power else None,
+                temperature_c=timing.power.temperature_c if timing.power else None,
                 reason=plan.reason,
             )
         )
         yield Round(token_ids=tuple(tokens), origins=_origins(verdict), finish=finish, trace=history[-1], logprobs=logprobs)
         if finish is not None:
             return
+        if plan.pause_ms > 0:
+            parts.cancel.rest(plan.pause_ms / 1e3)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +144,7 @@ class _Timing:
     draft_ms: float
     engine_ms: float
     entropy_nats: float | None
-    thermal: str | None
+    power: PowerThermalState | None
 
 
 def _guess(parts: Parts, history: Sequence[RoundTrace], *, room: int) -> tuple[Plan, Draft, _Timing]:
@@ -164,7 +172,7 @@ def _guess(parts: Parts, history: Sequence[RoundTrace], *, room: int) -> tuple[P
             draft_ms=(ended - planned_at + asked_at - began) * 1e3,
             engine_ms=parts.drafter.engine_ms - engine_ms,
             entropy_nats=entropy,
-            thermal=power.thermal if power else None,
+            power=power,
         ),
     )
 

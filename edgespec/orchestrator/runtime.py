@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from edgespec.core.device import DeviceProfile
+from edgespec.core.device import DeviceProfile, PowerThermalState
 from edgespec.core.drafter import Drafter
 from edgespec.core.engine import Engine, ModelSpec
 from edgespec.core.errors import ArtifactError, CapabilityError
 from edgespec.core.manifest import Manifest
 from edgespec.core.plan import Knobs
+from edgespec.core.trace import RoundTrace
 from edgespec.drafting.model import ModelDrafter
 from edgespec.drafting.ngram import NgramDrafter
 from edgespec.drafting.none import NoDrafter
@@ -20,8 +22,10 @@ from edgespec.orchestrator import engines
 from edgespec.orchestrator.session import Session
 from edgespec.orchestrator.store import Package, find_package
 from edgespec.orchestrator.text import Tokenizer
+from edgespec.scheduling.parse import DEFAULT as DEFAULT_POLICY
+from edgespec.scheduling.sensors import Sensors, default_meter, default_sources
 
-DraftFactory = Callable[[int], Drafter]  # target context in tokens -> a drafter of its own for one session
+_REMEMBERED_ROUNDS = 256
 
 
 class Runtime:
@@ -37,6 +41,8 @@ class Runtime:
         manifest: Manifest | None = None,
         engine_name: str = "",
         profile: DeviceProfile | None = None,
+        sensors: Sensors | None = None,
+        meter_mj: Callable[[], float] | None = None,
         notes: tuple[str, ...] = (),
     ) -> None:
         """`draft` is "none", "ngram", or the name of the model in `draft_engine`. CapabilityError if the two models do not fit."""
@@ -47,6 +53,12 @@ class Runtime:
         self.target, self.tokenizer, self.manifest = target, tokenizer, manifest
         self.draft_name, self.draft_engine, self.engine_name = draft, draft_engine, engine_name
         self.profile = profile or DeviceProfile.generic()
+        self.meter_mj = meter_mj
+        self._sensors = sensors
+        self._open = ExitStack()
+        if sensors is not None:
+            self._open.enter_context(sensors)
+        self._recent: dict[str, list[RoundTrace]] = {}
         self.notes = notes  # what the user should know about how this was put together, a line each
 
     @property
@@ -58,13 +70,25 @@ class Runtime:
             return ModelDrafter(self.draft_engine, capacity=max_context)
         return NgramDrafter() if self.draft_name == "ngram" else NoDrafter()
 
+    def power(self) -> PowerThermalState | None:
+        """Battery and heat as last read; None without sensors. Never blocks."""
+        return self._sensors.state() if self._sensors is not None else None
+
+    def recall(self, policy: str) -> list[RoundTrace]:
+        """The last rounds that sessions with this policy ran here, so that a new session need not learn the machine's costs again."""
+        return list(self._recent.get(policy, ()))
+
+    def remember(self, policy: str, history: Sequence[RoundTrace]) -> None:
+        self._recent[policy] = list(history[-_REMEMBERED_ROUNDS:])
+
     def session(
-        self, *, policy: str = "window", verify: str = "auto", max_context: int | None = None, knobs: Knobs | None = None
+        self, *, policy: str = DEFAULT_POLICY, verify: str = "auto", max_context: int | None = None, knobs: Knobs | None = None
     ) -> Session:
         return Session(self, policy=policy, verify=verify, max_context=max_context, knobs=knobs)
 
     def close(self) -> None:
-        """Release the engines. Idempotent."""
+        """Release the engines and stop the sensors. Idempotent."""
+        self._open.close()
         self.target.close()
         if self.draft_engine is not None:
             self.draft_engine.close()
@@ -98,17 +122,20 @@ def load(
     """Load a model package, by name (`NAME` or `NAME@RECIPE`) or folder, with its draft.
 
     `draft`: "none", "ngram", "auto" (the draft the package names if it is installed, else n-gram) or another package.
-    Raises ArtifactError for missing or damaged packages, CapabilityError for parts that do not fit or cannot run here.
+    Raises ArtifactError for missing or damaged packages, CapabilityError for parts that do not fit or cannot run here, ValueError
+    for a `draft_engine` without a draft model.
     """
     package, recipe = _resolve(model, recipe)
     chosen, draft_package, draft_recipe, notes = _choose_draft(draft, package)
-    target, engine_name = engines.load(package, engine=engine, recipe=recipe, threads=threads, shares_cores=draft_package is not None)
+    if draft_package is None and draft_engine != "auto":
+        raise ValueError(f"draft engine {draft_engine!r} has no model to run: the draft is {chosen!r}; name a draft model or leave it out")
+    target, engine_name = engines.load(package, engine=engine, recipe=recipe, threads=threads)
     loaded_draft: Engine | None = None
     try:
         if draft_package is not None:
             if draft_package.manifest.vocab_digest != package.manifest.vocab_digest:
-                check_pair(target.spec, engines.spec_of(draft_package.manifest, None))
-            loaded_draft, _ = engines.load(draft_package, engine=draft_engine, recipe=draft_recipe, threads=threads, shares_cores=True)
+                check_pair(target.spec, draft_package.manifest.spec())
+            loaded_draft, _ = engines.load(draft_package, engine=draft_engine, recipe=draft_recipe, threads=threads)
         tokenizer = Tokenizer.load(package.path, package.manifest.tokenizer, package.manifest.vocab_size)
         return Runtime(
             target,
@@ -118,6 +145,8 @@ def load(
             manifest=package.manifest,
             engine_name=engine_name,
             profile=profile,
+            sensors=Sensors(default_sources()),
+            meter_mj=default_meter(),
             notes=notes,
         )
     except BaseException:
@@ -136,7 +165,7 @@ def open_session(
     draft_engine: str = "auto",
     threads: int | None = None,
     profile: DeviceProfile | None = None,
-    policy: str = "window",
+    policy: str = DEFAULT_POLICY,
     verify: str = "auto",
     max_context: int | None = None,
     knobs: Knobs | None = None,

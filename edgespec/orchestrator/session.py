@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from time import perf_counter
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypedDict
 
 import numpy as np
 
@@ -22,7 +22,8 @@ from edgespec.core.trace import RoundTrace
 from edgespec.core.verifier import Verifier
 from edgespec.orchestrator.loop import Parts, Progress, Round, decode, prefill
 from edgespec.orchestrator.text import Detokenizer, Message, StopStrings, Tokenizer
-from edgespec.scheduling.parse import parse_policy
+from edgespec.scheduling.parse import DEFAULT as DEFAULT_POLICY
+from edgespec.scheduling.parse import GOVERNED, governed, parse_policy
 from edgespec.verification.greedy import GreedyVerifier
 from edgespec.verification.match import MatchVerifier
 from edgespec.verification.rejection import RejectionVerifier
@@ -39,6 +40,13 @@ _VERIFIERS: Mapping[str, type[GreedyVerifier] | type[MatchVerifier] | type[Rejec
 }
 
 
+class _Settings(TypedDict):
+    policy: str
+    verify: str
+    max_context: int | None
+    knobs: Knobs | None
+
+
 class Session:
     """Answers one prompt at a time and keeps what it has read, so that the next prompt pays only for what is new.
 
@@ -50,7 +58,7 @@ class Session:
         self,
         runtime: Runtime,
         *,
-        policy: str = "window",
+        policy: str = DEFAULT_POLICY,
         verify: str = "auto",
         max_context: int | None = None,
         knobs: Knobs | None = None,
@@ -62,14 +70,16 @@ class Session:
         if verify not in ("auto", *_VERIFIERS):
             raise ValueError(f"verify must be auto, {', '.join(_VERIFIERS)}; got {verify!r}")
         self._runtime, self._owns_runtime = runtime, owns_runtime
-        self._settings = {"policy": policy, "verify": verify, "max_context": max_context, "knobs": knobs}
-        self._policy = parse_policy(policy)
+        self._settings = _Settings(policy=policy, verify=verify, max_context=max_context, knobs=knobs)
+        self._policy = governed(parse_policy(policy))
         self._verify = verify
         self._max_context = max_context or limit
         self._knobs = knobs or Knobs()
+        _check_knobs(self._knobs, policy)
         self._drafter = runtime.new_drafter(self._max_context)
         self._cache: Cache | None = None
         self._read: list[int] = []  # what the cache holds
+        self._history = runtime.recall(policy)  # what the policy has seen of this model
         self._busy = threading.Lock()
         self._cancel = CancelToken()
         self.prompt_tokens = 0  # of the last prompt
@@ -103,6 +113,8 @@ class Session:
         sampling = sampling or Sampling()
         if max_tokens < 1:
             raise ValueError(f"max_tokens must be >= 1, got {max_tokens}")
+        if isinstance(stop, str):
+            raise ValueError(f"stop must be a list of strings, got the string {stop!r}")
         if "" in stop:
             raise ValueError("a stop string must not be empty")
         verify = self._verifier(sampling)
@@ -139,7 +151,7 @@ class Session:
 
     def another(self) -> Session:
         """A second conversation over the same loaded model, with the same settings."""
-        return Session(self._runtime, **self._settings)  # type: ignore[arg-type]
+        return Session(self._runtime, **self._settings)
 
     def close(self) -> None:
         """Release the cache, the drafter, and the model if this session opened it. Idempotent."""
@@ -159,20 +171,26 @@ class Session:
     def _verifier(self, sampling: Sampling) -> Verifier:
         if self._verify == "greedy" and not sampling.greedy:
             raise ValueError(f"verify 'greedy' ignores temperature {sampling.temperature:g}; use auto, match or rejection")
-        name = self._verify if self._verify != "auto" else "greedy" if sampling.greedy else "rejection"
-        return _VERIFIERS[name]()
+        if self._verify != "auto":
+            return _VERIFIERS[self._verify]()
+        if sampling.greedy:
+            return GreedyVerifier()
+        # A seed asks for the same text again, whatever is drafted, by plan or in heat; rejection accepts more but promises the law only.
+        return RejectionVerifier() if sampling.seed is None else MatchVerifier()
 
     def _encode(self, prompt: Prompt, *, raw: bool) -> list[int]:
         tokenizer = self._runtime.tokenizer
         if isinstance(prompt, str):
             chat = not raw and tokenizer.has_template
             ids = tokenizer.encode_chat([Message(role="user", content=prompt)]) if chat else tokenizer.encode(prompt, bos=tokenizer.add_bos)
+        elif messages := [m for m in prompt if isinstance(m, Mapping)]:
+            if raw:
+                raise ValueError("messages need the chat template that raw leaves out; give text or token ids")
+            if len(messages) != len(prompt):
+                raise ValueError("a prompt is all messages or all token ids, not a mixture")
+            ids = tokenizer.encode_chat(messages)
         else:
-            messages = [m for m in prompt if isinstance(m, Mapping)]
-            if messages and len(messages) == len(prompt):
-                ids = tokenizer.encode_chat(messages)
-            else:
-                ids = [int(t) for t in prompt if not isinstance(t, Mapping)]
+            ids = [int(t) for t in prompt if not isinstance(t, Mapping)]
         if not ids:
             raise ValueError("the prompt is empty")
         if min(ids) < 0 or max(ids) >= self._runtime.spec.vocab_size:
@@ -201,7 +219,7 @@ class Session:
             parts = self._parts(cache, verify, sampling, prompt)
             try:
                 prefill(parts, prompt, progress)
-                for round in decode(parts, prompt[-1], max_tokens=max_tokens, stop_ids=stop_ids):
+                for round in decode(parts, prompt[-1], max_tokens=max_tokens, stop_ids=stop_ids, history=self._history):
                     known += round.token_ids
                     chunk = text.push(round, stop_ids)
                     yield chunk
@@ -211,6 +229,7 @@ class Session:
                 yield Chunk(text=text.flush(), finish="cancelled")
         finally:
             self._read = known[: self._cache.length] if self._cache is not None else []
+            self._runtime.remember(self._settings["policy"], self._history)
             self._busy.release()
 
     def _rewound_cache(self, prompt: Sequence[int]) -> Cache:
@@ -234,8 +253,18 @@ class Session:
             draft_rng=np.random.default_rng(seeds[1]),
             knobs=self._knobs,
             profile=self._runtime.profile,
+            power=self._runtime.power,
+            meter_mj=self._runtime.meter_mj,
             cancel=self._cancel,
         )
+
+
+def _check_knobs(knobs: Knobs, policy: str) -> None:
+    """Raise CapabilityError for limits that this policy would not act on."""
+    if knobs.energy != "balanced" and policy.startswith("fixed") and not policy.endswith(GOVERNED):
+        raise CapabilityError(f"energy {knobs.energy!r} says how to plan, and policy {policy!r} does not plan; use policy 'adaptive'")
+    if knobs.target_ms_per_token is not None and not policy.startswith("adaptive"):
+        raise CapabilityError(f"policy {policy!r} does not know target_ms_per_token; use policy 'adaptive', or leave it out")
 
 
 class _TextOut:

@@ -143,19 +143,21 @@ def _find_installed(name: str) -> Package | None:
         folder = next((f for f in (target, _tmp_path(name) / "old", target) if f.is_dir()), None)
         if folder is None:
             return None
-        before = _inode(folder)
+        before = _identity(folder)
         try:
             return open_package(folder)
         except (FileNotFoundError, ArtifactError):
-            if _inode(folder) == before:
+            if _identity(folder) == before:
                 raise
 
 
-def _inode(folder: Path) -> int | None:
+def _identity(folder: Path) -> tuple[int, int] | None:
+    """Differs if another folder took this one's place. An inode number alone is used again at once by some file systems."""
     try:
-        return folder.stat().st_ino
+        info = folder.stat()
     except FileNotFoundError:
         return None
+    return info.st_ino, info.st_ctime_ns
 
 
 def _open_at(folder: Path) -> Package:

@@ -33,10 +33,11 @@ ASSUMED_ROW = 0.15  # v(m) = 1 + .15 (m−1) until measured: between a GPU and a
 ASSUMED_DRAFT = 0.1  # a draft step costs this share of a target step until measured
 MARGIN = 0.02  # gain below which the plan does not change
 EXPLORE_SHARE = 0.03  # of the time since the last detour may be lost on the next
-STALE_SAMPLES = 40  # a width not seen for so long may be looked at again
-PLAIN_CHECK = 100  # samples after which one row is timed again whatever it costs: every comparison rests on it
+STALE_SAMPLES, STALE_AT_MOST = 40, 300  # a width not seen for so long, per time it was seen, may be looked at again
+PLAIN_CHECK = 150  # samples after which one row is timed again whatever it costs: every comparison rests on it
 FIRST_INTERVAL, LAST_INTERVAL = 4, 30  # plain rounds between looks at a parked drafter
 SECOND_OPINION = 8  # plain rounds after a look that went neither well nor badly
+DETOUR = "looking"  # in a plan's reason: not the path
 PARKED_SHARE = 0.05  # what such looks may cost at the longest interval, so that a recovery is noticed
 LOST_SHARE = 0.07  # no look while more than this has been lost against plain decoding
 HOPELESS_INTERVAL = 60  # the same, for a drafter that could not win even if nearly all were accepted
@@ -44,6 +45,7 @@ HOPED_ACCEPTANCE = 0.95
 LOOK_WEIGHT = 1.5  # tested tokens that old beliefs weigh when a parked drafter is looked at
 LOOK_SIGMAS = 2.0
 LONGEST_LOOK = 4
+LONG_LOOK_SHARE = 0.3  # of the budget for looks; one node says most of what there is to know
 PROMISING = 0.7
 SURE_TOKENS = 2.5  # expected tokens per round that make it needless to measure plain decoding first
 ENERGY_WEIGHT: Mapping[str, float] = {"fast": 0.0, "balanced": 0.3, "saver": 0.8}
@@ -87,7 +89,6 @@ class _Drafter:
             self.hot = self.hot or DraftCosts()
             self.hot.observe(trace.drafted, trace.draft_ms)
         else:
-            self.hot = None
             self.cool.observe(trace.drafted, trace.draft_ms)
         self.acceptance.observe(trace.drafted, trace.kept)
         while len(self.allowed) < trace.planned:
@@ -136,7 +137,7 @@ class _Memory:
     drafters: dict[str, _Drafter] = field(default_factory=dict[str, _Drafter])
     thermal: str | None = None
     last: tuple[str, int] = ("", -1)  # (drafter, planned) of the last round
-    incumbent: tuple[str, int] = ("", -1)  # planned twice running: the path, as opposed to a detour
+    incumbent: tuple[str, int] = ("", -1)  # the path, as opposed to a detour (which becomes the path if planned again)
     ms_since_detour: float = 0.0
     elapsed_ms: float = 0.0
     lost_ms: float = 0.0  # against plain decoding; what was won before does not pay for it
@@ -155,7 +156,6 @@ def _learn(memory: _Memory, trace: RoundTrace) -> _Memory:
         memory.hot = memory.hot or memory.cool.copy()
         memory.hot.observe(trace.rows, target_ms)
     else:
-        memory.hot = None  # the next heat starts from what is known then
         memory.cool.observe(trace.rows, target_ms)
     round_ms = target_ms + trace.draft_ms
     memory.elapsed_ms += round_ms
@@ -172,7 +172,7 @@ def _learn(memory: _Memory, trace: RoundTrace) -> _Memory:
     if trace.planned > 0:
         memory.drafter(trace.drafter).observe(trace)
     choice = (trace.drafter if trace.planned else "", trace.planned)
-    if choice == memory.last:
+    if choice == memory.last or DETOUR not in trace.reason:
         memory.incumbent = choice
     memory.ms_since_detour = memory.ms_since_detour + round_ms if choice == memory.incumbent else 0.0
     memory.last = choice
@@ -273,7 +273,7 @@ class _Chooser:
             return self._look_at_parked(outlooks) or ("", 0, self._plain_reason(outlooks))
         detour = self._detour(outlooks[name], gamma)
         if detour is not None:
-            return name, detour, f"looking at {detour} beside {gamma}"
+            return name, detour, f"{DETOUR} at {detour} beside {gamma}"
         outlook = outlooks[name]
         return name, gamma, f"{outlook.ms[gamma] / outlook.tokens[gamma]:.3g} ms/token expected, plain {self.costs[0]:.3g}"
 
@@ -340,7 +340,8 @@ class _Chooser:
         for other in (gamma + 1, gamma + 2, gamma + 4, gamma - 1, 0):
             if not 0 <= other <= self.limit or other == gamma:
                 continue
-            unknown = self.book.samples(other + 1) < 2 or self.book.age(other + 1) > STALE_SAMPLES
+            samples = self.book.samples(other + 1)
+            unknown = samples < 2 or self.book.age(other + 1) > min(STALE_SAMPLES * samples, STALE_AT_MOST)
             if unknown and self._loss(outlook, other, price) <= budget:
                 return other
         return None
@@ -350,10 +351,10 @@ class _Chooser:
             drafter = self.memory.drafters.get(name)
             gamma = self._follow_up(name, drafter) if drafter is not None and drafter.parked == 0 else 0
             if gamma:
-                return name, gamma, "the look at a parked drafter went well: looking again"
+                return name, gamma, f"the look at a parked drafter went well: {DETOUR} again"
             gamma = self._look(name, drafter or _Drafter(parked=FIRST_INTERVAL), outlooks[name])
             if gamma:
-                return name, gamma, "looking at a parked drafter"
+                return name, gamma, f"{DETOUR} at a parked drafter"
         return None
 
     def _follow_up(self, name: str, drafter: _Drafter) -> int:
@@ -377,9 +378,12 @@ class _Chooser:
         least = self._loss(outlook, 1, outlook.price[0])
         if memory.lost_ms + least > LOST_SHARE * memory.elapsed_ms:
             return 0
-        for gamma in range(min(LONGEST_LOOK, self.limit), 0, -1):
-            if self._loss(outlook, gamma, outlook.price[0]) <= EXPLORE_SHARE * memory.ms_since_detour:
+        budget = EXPLORE_SHARE * memory.ms_since_detour
+        for gamma in range(min(LONGEST_LOOK, self.limit), 1, -1):
+            if self._loss(outlook, gamma, outlook.price[0]) <= LONG_LOOK_SHARE * budget:
                 return gamma
+        if least <= budget:
+            return 1
         overdue = drafter.parked >= LAST_INTERVAL and least <= PARKED_SHARE * memory.ms_since_detour
         return 1 if overdue or undecided else 0
 

@@ -18,7 +18,9 @@ from edgespec.core.trace import RoundTrace
 from edgespec.scheduling.folding import HistoryFold
 from edgespec.scheduling.thermal import ThermalModel, ThermalState
 
-HOLD_S = 15.0
+HOLD_S = 30.0
+SPEED_EXPONENT = 1.3  # κ in power ∝ speed^κ, fitted to published sustained runs of one phone
+CLEARLY = 1.05
 FORECAST_S = 30.0
 HEAT: Mapping[str, int] = {"nominal": 0, "fair": 1, "serious": 2, "critical": 3}
 LOW_BATTERY, VERY_LOW_BATTERY = 0.2, 0.1
@@ -26,19 +28,23 @@ LOW_BATTERY, VERY_LOW_BATTERY = 0.2, 0.1
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """What a level allows. `duty`: share of the time the device works."""
+    """What a level allows. `duty`: share of the time the device works.
+
+    Resting is the last resort: a device that slows itself does the same work with less power than one that runs and rests.
+    """
 
     name: str
     draft_tokens: int | None = None
-    saving: bool = False  # choose by joules rather than milliseconds, draft nothing ahead, prefer the NPU
+    saving: bool = False  # choose by joules rather than milliseconds, draft nothing ahead
+    cooler: bool = False  # work on the cooler unit; before the limit is reached that would give speed away
     duty: float = 1.0
 
 
 LEVELS = (
     Level("free"),
     Level("eased", draft_tokens=8, saving=True),
-    Level("restrained", draft_tokens=4, saving=True, duty=0.95),
-    Level("spared", draft_tokens=2, saving=True, duty=0.7),
+    Level("restrained", draft_tokens=6, saving=True, cooler=True),
+    Level("spared", draft_tokens=4, saving=True, cooler=True, duty=0.8),
 )
 
 
@@ -126,6 +132,23 @@ def _wish(power: PowerThermalState | None, knobs: Knobs) -> tuple[int, str]:
     return max(wishes, key=lambda wish: wish[0])
 
 
+def cooler_unit(profile: DeviceProfile) -> str:
+    """The unit that decodes fastest on a device that heat holds back, or "" where it is not clearly another than the fastest.
+
+    Decoding is bound by bandwidth, and a throttled unit's speed goes with watts^(1/κ): the score is bandwidth / busy watts^(1/κ).
+    """
+    rated = {
+        name: (unit.bandwidth_gbs, unit.bandwidth_gbs / unit.busy_w ** (1.0 / SPEED_EXPONENT))
+        for name, unit in profile.units.items()
+        if unit.bandwidth_gbs and unit.busy_w
+    }
+    if len(rated) < 2:
+        return ""
+    fastest = max(rated, key=lambda name: rated[name][0])
+    best = max(rated, key=lambda name: rated[name][1])
+    return best if rated[best][1] > CLEARLY * rated[fastest][1] else ""
+
+
 def _lowered(plan: Plan, level: Level, why: str, profile: DeviceProfile, round_ms: float) -> Plan:
     most = plan.draft_tokens if level.draft_tokens is None else min(plan.draft_tokens, level.draft_tokens)
     return replace(
@@ -133,7 +156,7 @@ def _lowered(plan: Plan, level: Level, why: str, profile: DeviceProfile, round_m
         draft_tokens=most,
         rows=None if plan.rows is None else min(plan.rows, most + 1),
         ahead=0 if level.saving else plan.ahead,
-        unit=plan.unit or ("npu" if level.saving and "npu" in profile.units else ""),
+        unit=plan.unit or (cooler_unit(profile) if level.cooler else ""),
         pause_ms=max(plan.pause_ms, round_ms * (1.0 / level.duty - 1.0)),
         reason=f"{level.name}: {why}; {plan.reason}",
     )

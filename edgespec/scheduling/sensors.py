@@ -131,6 +131,17 @@ def default_sources(system: str | None = None) -> list[Source]:
     return sources
 
 
+def default_meter() -> Callable[[], float] | None:
+    """Millijoules used so far, from the first meter that works here; None where there is none."""
+    if platform.system() != "Linux":
+        return None
+    try:
+        return RaplMeter().total_mj
+    except OSError as error:
+        log.info("no energy meter: %s", error)
+        return None
+
+
 # --- Linux -----------------------------------------------------------------------------------------------------------
 
 ASSUMED_TRIPS_C = {"passive": 90.0, "critical": 100.0}  # for zones that state no trip points

@@ -3,9 +3,11 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 from edgespec.backends import onnx as backend
@@ -15,7 +17,9 @@ from edgespec.core.cancel import CancelToken
 from edgespec.core.engine import TokenBatch
 from edgespec.core.errors import ArtifactError, Cancelled, ContractError, DeviceError
 from edgespec_converters.recipes import Format, Recipe
-from tests.helpers.engines import make_onnx, tiny_manifest, write_onnx
+from edgespec_converters.targets import onnx as target
+from tests.helpers.engines import make_onnx
+from tests.helpers.packages import write_package
 from tests.helpers.tiny import tiny_checkpoint, tiny_config
 
 INVARIANT = [Format(8, 32), Format(8, 64), Format(4, 32), Format(4, 32, symmetric=False)]
@@ -31,10 +35,14 @@ def tokens(n: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 300, n).astype(np.int32) % 250
 
 
-@pytest.fixture(scope="module", params=INVARIANT, ids=str)
+@pytest.fixture(
+    scope="module",
+    params=[*(("qwen2", format) for format in INVARIANT), *((family, Format(8, 64)) for family in ("llama", "qwen3", "gemma3"))],
+    ids=lambda p: f"{p[0]}-{p[1]}",
+)
 def quantised(request, tmp_path_factory) -> OnnxEngine:
-    checkpoint = small()
-    return make_onnx(checkpoint, tmp_path_factory.mktemp("onnx"), Recipe("quantised", request.param))
+    family, format = request.param
+    return make_onnx(small(family), tmp_path_factory.mktemp("onnx"), Recipe("quantised", format))
 
 
 @pytest.fixture(scope="module")
@@ -244,11 +252,18 @@ def test_caches_of_another_engine_are_refused(engine, tmp_path):
         engine.forward([(TokenBatch.chain([1]), other.new_cache(8))])
 
 
+def test_two_batches_for_one_cache_are_refused(engine):
+    cache = engine.new_cache(8)
+    with pytest.raises(ValueError, match="one batch per cache"):
+        engine.forward([(TokenBatch.chain([1]), cache), (TokenBatch.chain([2]), cache)])
+
+
 @pytest.mark.parametrize("harm", ["missing", "short", "garbage"])
 def test_damaged_files_are_refused(tmp_path, harm):
     checkpoint = small()
-    artifact = write_onnx(checkpoint, Recipe("int8", Format(8, 32)), tmp_path / "onnx", vocab_size=250)
-    graph, data = tmp_path / "onnx" / "model.onnx", tmp_path / "onnx" / "model.data"
+    manifest = write_package(target, checkpoint, tmp_path, "int8")
+    (artifact,) = manifest.artifacts
+    graph, data = (tmp_path / artifact.folder / name for name in ("model.onnx", "model.data"))
     if harm == "missing":
         data.unlink()
     elif harm == "short":
@@ -256,7 +271,7 @@ def test_damaged_files_are_refused(tmp_path, harm):
     else:
         graph.write_bytes(b"\xff" * graph.stat().st_size)
     with pytest.raises(ArtifactError, match="convert or pull"):
-        BACKEND.load(tmp_path, tiny_manifest(checkpoint, artifact), artifact)
+        BACKEND.load(tmp_path, manifest, artifact)
 
 
 def test_the_backend_says_why_it_cannot_work(monkeypatch):
@@ -306,3 +321,31 @@ def test_esb_03_a_sliding_window_can_be_rewound_after_it_has_wrapped(tmp_path):
         rounds += 1
     assert out[: len(plain)] == plain
     assert len(plain) > 5 * 8
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_mapped_weights_are_given_back_after_loading(tmp_path):
+    engine = make_onnx(small(), tmp_path, Recipe("int8", Format(8, 64)))
+    resident = []
+    for entry in Path("/proc/self/smaps").read_text().split("VmFlags"):
+        if str(tmp_path) in entry:
+            resident.append(int(entry.split("\nRss:")[1].split()[0]))
+    assert resident and sum(resident) == 0
+    assert np.isfinite(score(engine, engine.new_cache(8), TokenBatch.chain([1]))).all()
+
+
+def test_a_graph_of_another_version_is_refused_with_the_command_that_mends_it(tmp_path):
+    checkpoint = tiny_checkpoint(tiny_config("llama"))
+    manifest = write_package(target, checkpoint, tmp_path, "float32")
+    path = tmp_path / manifest.artifacts[0].folder / "model.onnx"
+    model = onnx.load(path, load_external_data=False)
+    next(value for value in model.graph.input if value.name == "rows").name = "scored"
+    for node in model.graph.node:
+        for i, name in enumerate(node.input):
+            if name == "rows":
+                node.input[i] = "scored"
+    path.write_bytes(model.SerializeToString())
+    record = replace(next(iter(manifest.artifacts[0].files.values())), nbytes=path.stat().st_size)
+    artifact = replace(manifest.artifacts[0], files={f"{manifest.artifacts[0].folder}/model.onnx": record})
+    with pytest.raises(ArtifactError, match="another version of edgespec; run: edgespec pull"):
+        BACKEND.load(tmp_path, manifest, artifact)

@@ -94,7 +94,7 @@ def test_esb_41_tied_models_have_a_head_and_do_not_grow(tmp_path):
 
 
 def test_esb_63_layers_of_odd_widths_fall_back_and_are_listed(tmp_path):
-    checkpoint = tiny_checkpoint(tiny_config("llama", hidden=72, heads=9, kv_heads=3, head_dim=8, ffn=4304))
+    checkpoint = tiny_checkpoint(tiny_config("llama", layers=1, hidden=72, heads=9, kv_heads=3, head_dim=8, ffn=4304))
     manifest = converted(checkpoint, tmp_path, recipe="int8")
     for artifact in manifest.artifacts:
         assert "4304 columns" in artifact.exceptions["model.layers.0.mlp.down_proj.weight"]
@@ -102,6 +102,13 @@ def test_esb_63_layers_of_odd_widths_fall_back_and_are_listed(tmp_path):
         size = sum(record.nbytes for record in artifact.files.values())
         values = sum(int(np.prod(shape)) for shape in checkpoint.config.shapes().values())
         assert artifact.bits_per_weight == pytest.approx(8 * size / values, rel=0.2)
+
+
+def test_esb_63_a_width_of_32_takes_a_smaller_group(tmp_path):
+    checkpoint = tiny_checkpoint(tiny_config("llama", layers=1, hidden=32, heads=4, head_dim=8))
+    for artifact in converted(checkpoint, tmp_path, recipe="int8").artifacts:
+        assert artifact.exceptions["model.layers.0.mlp.up_proj.weight"] == "int8 block 32 (block 64 does not divide 32 columns)"
+        assert artifact.parity is not None
 
 
 @pytest.mark.parametrize("change", [{"vocab_size": 321}, {"stop_ids": (2, 320)}, {"bos_id": 400}])

@@ -229,6 +229,8 @@ def test_a_safetensors_file_by_another_name_is_read(folder: Path) -> None:
 UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
     "another architecture": ({"model_type": "mamba"}, "'mamba' is not supported; supported: llama, qwen2, qwen3, gemma3"),
     "no architecture": ({"model_type": None}, "model_type"),
+    "recurrent layers": ({"layer_types": ["full_attention", "linear_attention"]}, "layer_types"),
+    "windows where none belong": ({"layer_types": ["sliding_attention"]}, "layer_types"),
     "experts": ({"num_local_experts": 8}, "num_local_experts = 8 is not supported"),
     "quantised": ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
     "bias everywhere": ({"attention_bias": True}, "attention_bias"),

@@ -4,6 +4,7 @@ import hashlib
 import shutil
 import weakref
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -17,7 +18,8 @@ from edgespec_converters.quantize import quantize_tensor
 from edgespec_converters.recipes import Format, Recipe, Rule
 from edgespec_converters.targets import onnx as target
 from edgespec_converters.targets.onnx import write
-from tests.helpers.engines import make_reference, tiny_manifest
+from tests.helpers.engines import make_reference
+from tests.helpers.packages import write_package
 from tests.helpers.tiny import tiny_checkpoint, tiny_config
 
 FLOAT32 = Recipe("float32", Format(32))
@@ -32,8 +34,9 @@ def vocab_size(checkpoint: MemoryCheckpoint) -> int:
 
 def convert(checkpoint: MemoryCheckpoint, recipe: Recipe, folder):
     """The artifact, and an engine that runs it."""
-    artifact = write(checkpoint, recipe, folder / recipe.name, vocab_size=vocab_size(checkpoint))
-    return artifact, BACKEND.load(folder, tiny_manifest(checkpoint, artifact), artifact)
+    manifest = write_package(target, checkpoint, folder, recipe)
+    (artifact,) = manifest.artifacts
+    return artifact, BACKEND.load(folder, manifest, artifact)
 
 
 def logits(engine) -> np.ndarray:
@@ -80,6 +83,17 @@ def test_quantised_weights_are_the_quantisers(tmp_path, family, recipe):
     assert artifact.width_invariant
     assert not artifact.exceptions
     assert_like_reference(engine, checkpoint, tmp_path, recipe)
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "format", "invariant"),
+    [(128, Format(8, 32), True), (160, Format(8, 32), False), (16, Format(4, 64), False), (16, Format(32), False)],
+    ids=str,
+)
+def test_only_verified_formats_and_head_sizes_claim_width_invariance(tmp_path, head_dim, format, invariant):
+    checkpoint = tiny_checkpoint(tiny_config("llama", head_dim=head_dim, hidden=64, ffn=64))
+    artifact = write(checkpoint, Recipe("any", format), tmp_path / "onnx", vocab_size=vocab_size(checkpoint))
+    assert artifact.width_invariant is invariant
 
 
 def test_stacked_matrices_may_have_different_formats(tmp_path):
@@ -131,7 +145,8 @@ def test_esb_64_large_constants_are_outside_the_graph_and_the_pair_can_move(tmp_
     table = next(tensor for tensor in model.graph.initializer if tensor.name == "model.embed_tokens.weight")
     assert table.data_location == onnx.TensorProto.EXTERNAL
     shutil.move(tmp_path / "here", tmp_path / "there")
-    moved = BACKEND.load(tmp_path / "there", tiny_manifest(checkpoint, artifact), artifact)
+    manifest = write_package(target, checkpoint, tmp_path / "again", FLOAT32)
+    moved = BACKEND.load(tmp_path / "there", manifest, artifact)
     np.testing.assert_array_equal(logits(moved), logits(engine))
 
 
@@ -193,3 +208,15 @@ def test_a_head_in_parts_gives_the_same_bits_and_is_stored_once(tmp_path, monkey
     assert sum(node.op_type == "Concat" for node in model.graph.node) == 1
     assert parts.weight_bytes == whole.weight_bytes
     np.testing.assert_array_equal(logits(engine_in_parts), logits(engine))
+
+
+def test_esb_65_bfloat16_and_asked_for_float16_stay_float32(tmp_path):
+    """No float16 anywhere on this engine, so nothing overflows or vanishes: what was asked for and not given is listed."""
+    checkpoint = tiny_checkpoint(tiny_config("llama", layers=1))
+    name = "model.layers.0.mlp.up_proj.weight"
+    values = np.array([1e5, 1e-8], ml_dtypes.bfloat16).astype(np.float32)
+    checkpoint.tensors[name][0, :2] = values
+    artifact, _ = convert(checkpoint, Recipe("half", Format(16)), tmp_path)
+    assert artifact.exceptions[name] == "float32 (no float16 kernels on this engine)"
+    data = (tmp_path / artifact.folder / "model.data").read_bytes()
+    assert np.isin(values, np.frombuffer(data[: len(data) // 4 * 4], "<f4")).all()

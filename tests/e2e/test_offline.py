@@ -8,6 +8,8 @@ import pytest
 
 from edgespec.orchestrator import store
 from edgespec_converters.registry import DEFAULT
+from tests.e2e.conftest import Street
+from tests.helpers.engines import ENGINES
 from tests.helpers.processes import finish, start
 from tests.helpers.stored import write_package
 
@@ -56,6 +58,17 @@ def test_the_store_is_used_without_a_socket(tmp_path: Path):
         )
     )
     assert (code, out, "NETWORK" in err) == (0, "0\n", False), err
+
+
+@pytest.mark.parametrize("engine", [case.name for case in ENGINES])
+def test_a_tiny_model_answers_without_a_socket(street: Street, engine: str):
+    [case] = [case for case in ENGINES if case.name == engine]
+    if reason := case.backend.why_not():
+        pytest.skip(reason)
+    program = _GUARD + "from edgespec_apps.cli import run\nsys.exit(run(sys.argv[1:]))"
+    options = ("--engine", engine, "--draft", "llama-gguf", "--draft-engine", "reference", "--temperature", "0.8", "--max-tokens", "8")
+    code, out, err = finish(start(program, "generate", "--model", "llama", *options, "Say hello.", EDGESPEC_HOME=str(street.home)))
+    assert code == 0 and out.strip() and "NETWORK" not in err, err
 
 
 @pytest.mark.real

@@ -8,6 +8,7 @@ import numpy as np
 
 from edgespec.core.cancel import CancelToken
 from edgespec.core.draft import Draft
+from edgespec.core.drafter import Drafter
 from edgespec.core.sampling import Sampling
 from edgespec.core.verdict import Outcome
 
@@ -63,3 +64,31 @@ class SpoilingDrafter:
 
     def close(self) -> None:
         pass
+
+
+class WrongEverySecondRound:
+    """Another drafter's chains, every token of them wrong in every second round: a rewind after each good block."""
+
+    name, engine_ms, wants_features = "wrong-half", 0.0, False
+
+    def __init__(self, inner: Drafter, vocab_size: int) -> None:
+        self.inner, self.vocab_size, self.rounds = inner, vocab_size, 0
+
+    def start(self, prompt_ids: Sequence[int], *, sampling: Sampling, cancel: CancelToken | None = None) -> None:
+        self.inner.start(prompt_ids, sampling=sampling, cancel=cancel)
+
+    def next_entropy(self) -> float | None:
+        return None
+
+    def propose(self, max_tokens: int, rng: np.random.Generator) -> Draft:
+        draft = self.inner.propose(max_tokens, rng)
+        self.rounds += 1
+        if self.rounds % 2:
+            return draft
+        return Draft.chain((draft.token_ids + 1) % self.vocab_size, context_len=draft.context_len, source=self.name)
+
+    def observe(self, outcome: Outcome) -> None:
+        self.inner.observe(outcome)
+
+    def close(self) -> None:
+        self.inner.close()

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import IO
 
 _ROOT = Path(__file__).parents[2]
 _PATHS = (".", "converters", "device_profiles", "apps")
@@ -17,12 +18,12 @@ def environment(**extra: str) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": os.pathsep.join(paths)} | extra
 
 
-def start(program: str, *arguments: str, **extra: str) -> subprocess.Popen[str]:
-    """Run Python source in a child; its stdout is read line by line."""
+def start(program: str, *arguments: str, stdout: int | IO[str] = subprocess.PIPE, **extra: str) -> subprocess.Popen[str]:
+    """Run Python source in a child; its stdout is read line by line. `extra` goes into its environment."""
     return subprocess.Popen(
         [sys.executable, "-c", program, *arguments],
         stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
+        stdout=stdout,
         stderr=subprocess.PIPE,
         text=True,
         env=environment(**extra),

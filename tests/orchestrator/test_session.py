@@ -14,6 +14,7 @@ from edgespec.core.plan import Knobs
 from edgespec.core.sampling import Sampling
 from edgespec.orchestrator.runtime import Runtime
 from edgespec.orchestrator.session import Session
+from edgespec.scheduling.sensors import Reading, Sensors
 from tests.helpers.toys import ToyEngine, toy_draft, toy_lm
 from tests.helpers.toytext import LETTERS, letter_tokenizer, toy_runtime
 
@@ -271,3 +272,52 @@ def test_a_session_closes_the_model_it_owns_and_only_that() -> None:
     with Session(runtime, owns_runtime=True):
         pass
     assert target.closed and draft.closed
+
+
+def test_a_new_session_starts_from_what_the_machine_showed_under_the_same_policy() -> None:
+    runtime = with_self_draft(lambda: toy_lm(2))
+    first = runtime.session(policy="fixed:2").generate("abc", max_tokens=30)
+    assert runtime.recall("window") == []
+    assert [t.kept for t in runtime.recall("fixed:2")] == [t.kept for t in first.traces]
+    second = runtime.session(policy="fixed:2")
+    assert second.generate("abc", max_tokens=30).token_ids == first.token_ids
+    assert len(runtime.recall("fixed:2")) == 2 * len(first.traces)
+    assert [t.round for t in second.generate("abc", max_tokens=9).traces] == [0, 1, 2]
+
+
+class Hot:
+    """A sensor source on a device that is too hot, and on battery."""
+
+    name = "hot"
+
+    def read(self):  # type: ignore[no-untyped-def]
+        return Reading(source="battery", battery=0.5, thermal="critical", temperature_c=99.0)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.8, seed=3)], ids=["greedy", "seeded"])
+def test_heat_slows_the_answer_and_never_changes_it(sampling: Sampling) -> None:
+    def answer(sensors: Sensors | None):  # type: ignore[no-untyped-def]
+        meter = iter(range(0, 10_000, 5))
+        with Runtime(
+            toy_lm(2), letter_tokenizer(), draft="itself", draft_engine=toy_lm(2), sensors=sensors, meter_mj=lambda: float(next(meter))
+        ) as runtime:
+            if sensors is not None:
+                sensors.poll()
+            return runtime.session(policy="window").generate("abc", max_tokens=60, sampling=sampling)
+
+    cool, hot = answer(None), answer(Sensors([Hot()]))
+    assert hot.token_ids == cool.token_ids
+    assert {t.thermal for t in hot.traces} == {"critical"} and {t.temperature_c for t in hot.traces} == {99.0}
+    assert all("spared" in t.reason for t in hot.traces if t.planned)
+    assert max(t.drafted for t in hot.traces) <= 4
+    if sampling.greedy:
+        assert max(t.drafted for t in cool.traces) > 4
+    assert {t.energy_mj for t in cool.traces} == {5.0}
+
+
+def test_below_the_users_battery_limit_nothing_is_drafted() -> None:
+    sensors = Sensors([Hot()])
+    sensors.poll()
+    with Runtime(toy_lm(2), letter_tokenizer(), draft="itself", draft_engine=toy_lm(2), sensors=sensors) as runtime:
+        session = runtime.session(policy="window", knobs=Knobs(min_battery=0.6))
+        assert session.generate("abc", max_tokens=12).stats.drafted == 0

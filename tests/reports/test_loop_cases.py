@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgespec.core.draft import Draft
 from edgespec.core.sampling import Sampling
 from edgespec.drafting.model import ModelDrafter
 from edgespec.drafting.ngram import NgramDrafter
@@ -13,6 +12,7 @@ from edgespec.drafting.none import NoDrafter
 from edgespec.orchestrator.loop import decode, prefill
 from edgespec.verification.match import MatchVerifier
 from edgespec.verification.rejection import RejectionVerifier
+from tests.helpers.hostile import WrongEverySecondRound
 from tests.helpers.toyloop import parts_for, run_ids, run_rounds
 from tests.helpers.toys import FIXED_DRAFT, FIXED_TARGET, ToyEngine, fixed_dist, toy_draft, toy_lm
 
@@ -128,37 +128,9 @@ def test_esb_73_the_last_position_is_never_fed() -> None:
     assert target.deepest < 64 and draft.deepest < 64
 
 
-class WrongEverySecondRound:
-    """The target's own guesses, spoiled in every second round: a rewind after each good block."""
-
-    name, engine_ms, wants_features = "wrong-half", 0.0, False
-
-    def __init__(self, engine: ToyEngine) -> None:
-        self.inner, self.rounds = ModelDrafter(engine), 0
-
-    def start(self, prompt_ids, *, sampling, cancel=None):  # type: ignore[no-untyped-def]
-        self.inner.start(prompt_ids, sampling=sampling, cancel=cancel)
-
-    def next_entropy(self):  # type: ignore[no-untyped-def]
-        return None
-
-    def propose(self, max_tokens, rng):  # type: ignore[no-untyped-def]
-        draft = self.inner.propose(max_tokens, rng)
-        self.rounds += 1
-        if self.rounds % 2:
-            return draft
-        return Draft.chain((draft.token_ids + 1) % 14, context_len=draft.context_len, source=self.name)
-
-    def observe(self, outcome):  # type: ignore[no-untyped-def]
-        self.inner.observe(outcome)
-
-    def close(self) -> None:
-        pass
-
-
 def test_blocks_and_refusals_alternate_without_leaving_a_trace() -> None:
     plain = run_ids(toy_lm(9), NoDrafter(), [1, 2, 3, 4, 5, 6], n=40, k=0)
-    assert run_ids(toy_lm(9), WrongEverySecondRound(toy_lm(9)), [1, 2, 3, 4, 5, 6], n=40, k=4) == plain
+    assert run_ids(toy_lm(9), WrongEverySecondRound(ModelDrafter(toy_lm(9)), 15), [1, 2, 3, 4, 5, 6], n=40, k=4) == plain
 
 
 def test_a_draft_that_turns_to_nan_is_dropped_and_the_answer_stays() -> None:

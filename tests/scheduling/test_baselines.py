@@ -74,12 +74,29 @@ def test_entropy_rule(nats: float | None, length: int) -> None:
     assert plan(policy, [], made_state(entropy=nats)).draft_tokens == length
 
 
-@pytest.mark.parametrize("name", ["fixed:0", "fixed:16", "window", "entropy"])
+@pytest.mark.parametrize("name", ["fixed:0", "fixed:16", "window", "entropy", "adaptive", "adaptive+governor", "fixed:2+governor"])
 def test_names_round_trip(name: str) -> None:
     assert parse_policy(name).name == name
 
 
-@pytest.mark.parametrize("text", ["", "fixed", "fixed:", "fixed:-1", "fixed:x", "fixed:²", "windows", "window:3", "entropy:1", "magic"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "fixed",
+        "fixed:",
+        "fixed:-1",
+        "fixed:x",
+        "fixed:²",
+        "windows",
+        "window:3",
+        "entropy:1",
+        "magic",
+        "magic+governor",
+        "+governor",
+        "window+governor+governor+",
+    ],
+)
 def test_unknown_names_are_refused_with_what_is_known(text: str) -> None:
     with pytest.raises(ValueError, match=r"fixed:N.*window.*entropy"):
         parse_policy(text)

@@ -81,6 +81,9 @@ def hf_config(values: Mapping[str, Any], where: str, tensors: Collection[str]) -
     for key, allowed in _MUST_BE.items():
         if s.get(key) not in allowed:
             raise s.refuse(key, f"edgespec knows {family} models without it")
+    kinds = s.get("layer_types") or ["full_attention"]
+    if family != "gemma3" and (not isinstance(kinds, list) or set(map(str, cast(list[Any], kinds))) - {"full_attention"}):
+        raise s.refuse("layer_types", f"every layer of a {family} model attends to the whole context here")
     key, activation = _ACTIVATIONS[family]
     if s.text(key, activation) != activation:
         raise s.refuse(key, f"{family} models use {activation}")

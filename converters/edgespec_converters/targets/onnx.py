@@ -44,6 +44,7 @@ DATA_FILE = "model.data"
 GRAPH_LIMIT_BYTES = (1 << 31) - 1  # protobuf's own; a test lowers it
 BLOCKS = (16, 32, 64, 128, 256)  # what the integer matmul kernels take
 INVARIANT = frozenset({(4, 16), (4, 32), (8, 16), (8, 32), (8, 64)})  # (bits, block) verified bit for bit over row counts
+INVARIANT_HEAD_DIM = 128  # longer products q·k are summed in another order once 64 tokens are attended to
 HEAD_PART_BYTES = 32 << 20
 
 _INLINE_BYTES = 1024  # smaller constants stay in the graph
@@ -80,7 +81,7 @@ def write(checkpoint: Checkpoint, recipe: Recipe, folder: Path, *, vocab_size: i
         files=files,
         weight_bytes=writer.read_bytes,
         bits_per_weight=8 * sum(f.nbytes for f in files.values()) / writer.weights,
-        width_invariant=writer.formats <= INVARIANT,
+        width_invariant=writer.formats <= INVARIANT and checkpoint.config.head_dim <= INVARIANT_HEAD_DIM,
         exceptions=writer.exceptions,
     )
 

@@ -1,0 +1,124 @@
+"""Policies side by side on a device that is not here, in virtual time, watts and degrees."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from edgespec.backends.simulated import VirtualDevice
+from edgespec.core.device import DeviceProfile, UnitProfile
+from edgespec.core.plan import Knobs
+from edgespec.core.policy import Policy, RoundState
+from edgespec.core.trace import RoundTrace
+from edgespec.scheduling.adaptive import DETOUR
+from edgespec.scheduling.governor import Governor
+from edgespec.scheduling.parse import GOVERNED, parse_policy
+from edgespec_device_profiles import cooling
+from edgespec_device_profiles.chips import Chip
+from edgespec_device_profiles.estimates import ModelSize, Unit, bandwidth_gbs, pass_ms, units
+
+LONGEST_FIXED = 8
+CONTEXT = 1024  # every round is costed at this context: answers come and go
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """What is simulated: a target and its draft on the GPU, unless a plan moves a round to the NPU, on one chip in one case."""
+
+    chip: Chip
+    case: cooling.Case
+    target: ModelSize
+    draft: ModelSize | None  # None: guesses that cost nothing
+    alpha: float
+    minutes: float
+    seed: int = 0
+    knobs: Knobs = field(default_factory=Knobs)
+
+    def policy(self, text: str) -> Policy:
+        """As `parse_policy`, but the governor gets the simulated case's thermal model."""
+        inner = parse_policy(text.removesuffix(GOVERNED))
+        if not text.endswith(GOVERNED):
+            return inner
+        return Governor(inner, model=cooling.thermal_model(self.chip, self.case), serious_c=self.case.limit_c)
+
+    def run(self, policy: Policy) -> tuple[list[RoundTrace], VirtualDevice]:
+        """Rounds until the minutes are over. Acceptance is drawn, costs are the estimates'; the same seed gives the same run."""
+        device, rng = cooling.device(self.chip, self.case), np.random.default_rng(self.seed)
+        costs = {unit: self._costs(unit) for unit in units(self.chip)}
+        profile = self._profile(device)
+        history: list[RoundTrace] = []
+        while device.clock_s < self.minutes * 60:
+            power = device.state()
+            plan = policy(history, RoundState(context_len=CONTEXT, room=1 << 20, drafter="draft", power=power), profile, self.knobs)
+            began_s, began_mj, n = device.clock_s, device.energy_mj, plan.draft_tokens
+            unit: Unit = "npu" if plan.unit == "npu" else "gpu"
+            target_ms, draft_ms = costs[unit]
+            drafted_ms, verified_ms = device.work(unit, n * draft_ms), device.work(unit, target_ms[n])
+            device.rest(plan.pause_ms)
+            kept = _accepted(n, self.alpha, rng)
+            history.append(
+                RoundTrace(
+                    round=len(history),
+                    context_len=CONTEXT,
+                    drafter="draft",
+                    planned=n,
+                    drafted=n,
+                    kept=kept,
+                    emitted=kept + 1,
+                    rows=n + 1,
+                    draft_ms=drafted_ms,
+                    draft_engine_ms=drafted_ms,
+                    verify_ms=verified_ms,
+                    round_ms=(device.clock_s - began_s) * 1e3,
+                    energy_mj=device.energy_mj - began_mj,
+                    thermal=power.thermal,
+                    temperature_c=power.temperature_c,
+                    reason=plan.reason,
+                )
+            )
+        return history, device
+
+    def _costs(self, unit: Unit) -> tuple[list[float], float]:
+        """(target ms for 1, 2, … rows, draft ms per token) at full speed."""
+        most = self.knobs.max_draft_tokens
+        target = [pass_ms(self.chip, unit, self.target, rows=m + 1, context=CONTEXT) for m in range(most + 1)]
+        return target, 0.0 if self.draft is None else pass_ms(self.chip, unit, self.draft, rows=1, context=CONTEXT)
+
+    def _profile(self, device: VirtualDevice) -> DeviceProfile:
+        """What a profiling run would have found out about units: what they read per second and what they draw."""
+        rated = {unit: UnitProfile(bandwidth_gbs=bandwidth_gbs(self.chip, unit), busy_w=device.busy_w[unit]) for unit in units(self.chip)}
+        return DeviceProfile(chip=self.chip.chip, units=rated, provenance="simulated")
+
+
+def _accepted(drafted: int, alpha: float, rng: np.random.Generator) -> int:
+    kept = 0
+    while kept < drafted and rng.random() < alpha:
+        kept += 1
+    return kept
+
+
+def summary(history: Sequence[RoundTrace], device: VirtualDevice) -> dict[str, float]:
+    """The figures of one policy's run. A flip is a change of draft length other than a one-round detour."""
+    ends = np.cumsum([trace.round_ms for trace in history]) / 1e3
+    tokens = np.array([trace.emitted for trace in history])
+    path = [trace.planned for trace in history if DETOUR not in trace.reason]
+    minute = min(60.0, float(ends[-1]) / 2)
+    return {
+        "tokens": int(tokens.sum()),
+        "tok_s_first_minute": float(tokens[ends <= minute].sum() / minute),
+        "tok_s_last_minute": float(tokens[ends > ends[-1] - minute].sum() / minute),
+        "peak_c": device.peak_c,
+        "energy_j": device.energy_mj / 1e3,
+        "plan_flips": sum(a != b for a, b in itertools.pairwise(path)),
+        "wasted_drafts": int(sum(trace.drafted - trace.kept for trace in history)),
+    }
+
+
+def compare(scene: Scene, policies: Sequence[str]) -> dict[str, dict[str, float]]:
+    return {text: summary(*scene.run(scene.policy(text))) for text in policies}
+
+
+DEFAULT_POLICIES = (*(f"fixed:{n}" for n in range(LONGEST_FIXED + 1)), "adaptive", "adaptive+governor")
