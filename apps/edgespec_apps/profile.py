@@ -16,8 +16,6 @@ from edgespec_apps.measure import KINDS, load_prompts
 from edgespec_apps.options import AsJson, ModelOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from edgespec.orchestrator.runtime import Runtime
     from edgespec_device_profiles.measure import Settings
     from edgespec_device_profiles.measured import Machine, Measured
@@ -102,21 +100,18 @@ def settings(model: ModelOptions, minutes: float, *, quick: bool) -> Settings:
 def _measure(model: ModelOptions, minutes: float, *, quick: bool) -> tuple[Measured, bool]:
     """What was measured, and whether Ctrl-C ended it."""
     from edgespec.core.cancel import CancelToken
-    from edgespec.scheduling.sensors import Sensors, default_sources
     from edgespec_device_profiles.measure import Profiler
 
     here = this_machine()  # before the model loads: its load is not the machine's
     threads = model.threads or machine.cores()
     cancel = CancelToken()
-    with model.load() as runtime, Sensors(default_sources()) as sensors, progress_bar("profiling") as advance, ctrl_c(cancel.cancel):
+    with model.load() as runtime, progress_bar("profiling") as advance, ctrl_c(cancel.cancel):
         profiler = Profiler(
             runtime,
             _prompts(runtime),
             machine=here,
             settings=settings(model, minutes, quick=quick),
             bandwidth=lambda: machine.bandwidth_gbs(threads=threads),
-            power=sensors.state,
-            meter_mj=_meter(),
             cancel=cancel,
             progress=advance,
         )
@@ -134,16 +129,6 @@ def _prompts(runtime: Runtime) -> Mapping[str, Sequence[Sequence[int]]]:
     if not found:
         raise ValueError(f"{runtime.spec.name} has a context of {runtime.spec.max_context} tokens: too short for the profile's prompts")
     return found
-
-
-def _meter() -> Callable[[], float] | None:
-    """Millijoules so far, where a counter can be read."""
-    from edgespec.scheduling.sensors import RaplMeter
-
-    try:
-        return RaplMeter().total_mj
-    except OSError:
-        return None
 
 
 def _write(measured: Measured, folder: Path) -> dict[str, str]:

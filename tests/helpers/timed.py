@@ -44,12 +44,16 @@ class TimedEngine(ToyEngine):
 
 
 def timed_runtime(
-    clock: Clock, cost_ms: Callable[[int, int], float] = lambda rows, context: 10.0 + rows, *, draft: TimedEngine | None = None
+    clock: Clock,
+    cost_ms: Callable[[int, int], float] = lambda rows, context: 10.0 + rows,
+    *,
+    draft: TimedEngine | None = None,
+    meter_mj: Callable[[], float] | None = None,
 ) -> Runtime:
     """Answers as the fake runtime does, with n-grams or a draft engine."""
     tokenizer: Any = ByteTokenizer()
     target = TimedEngine(clock, cost_ms)
-    return Runtime(target, tokenizer, draft="small" if draft else "ngram", draft_engine=draft, engine_name="toy")
+    return Runtime(target, tokenizer, draft="small" if draft else "ngram", draft_engine=draft, engine_name="toy", meter_mj=meter_mj)
 
 
 def prompt(text: str) -> list[int]:
