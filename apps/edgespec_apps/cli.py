@@ -19,6 +19,7 @@ from edgespec_apps.generate import generate
 from edgespec_apps.models import convert, models, pull
 from edgespec_apps.options import Debug, Settings, grouped
 from edgespec_apps.plan import plan
+from edgespec_apps.profile import profile
 from edgespec_apps.simulate import simulate
 
 OK, FAILED, USAGE = 0, 1, 2
@@ -48,7 +49,7 @@ def root(
     """Options before the command."""
 
 
-for command in (chat, generate, pull, convert, models, bench, plan, simulate, doctor):
+for command in (chat, generate, pull, convert, models, bench, profile, plan, simulate, doctor):
     app.command()(grouped(command))
 
 

@@ -35,7 +35,7 @@ def describe() -> dict[str, Any]:
     return {
         "system": f"{platform.system()} {platform.release()}",
         "architecture": platform.machine(),
-        "processor": _processor(),
+        "processor": processor(),
         "physical_cores": cores(),
         "logical_cores": psutil.cpu_count(logical=True),
         "memory_bytes": memory.total,
@@ -51,7 +51,7 @@ def load_average() -> list[float]:
     return [round(value, 2) for value in psutil.getloadavg()]
 
 
-def _processor() -> str:
+def processor() -> str:
     info = Path("/proc/cpuinfo")
     if info.exists():
         for line in info.read_text(encoding="utf-8", errors="replace").splitlines():

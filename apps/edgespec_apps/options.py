@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
@@ -14,6 +15,7 @@ import typer
 from edgespec_apps.console import in_background, say, silence_stdout
 
 if TYPE_CHECKING:
+    from edgespec.core.device import DeviceProfile
     from edgespec.core.plan import Knobs
     from edgespec.core.sampling import Sampling
     from edgespec.orchestrator.runtime import Runtime
@@ -131,6 +133,7 @@ class ModelOptions:
         import edgespec
 
         check_policy(self.policy)
+        profile = measured_profile(self.model)
         runtime = in_background(
             lambda: edgespec.load(
                 self.model,
@@ -139,6 +142,7 @@ class ModelOptions:
                 draft=self.draft,
                 draft_engine=self.draft_engine.value,
                 threads=self.threads,
+                profile=profile,
             )
         )
         for note in runtime.notes:
@@ -152,6 +156,22 @@ class ModelOptions:
 
     def session(self, runtime: Runtime) -> Session:
         return runtime.session(policy=self.policy, verify=self.verify.value, max_context=self.max_context, knobs=self.knobs())
+
+
+def measured_profile(model: str) -> DeviceProfile | None:
+    """What `edgespec profile` last found out about this machine, with this model if it was tried; None before its first run."""
+    from edgespec.orchestrator.store import home
+
+    folder = home() / "profiles"
+    if not folder.is_dir():
+        return None
+    from edgespec_apps import machine
+    from edgespec_device_profiles import history
+
+    name = model if Path(model).is_dir() else model.rpartition("@")[0] or model
+    here = history.machine_name(machine.processor(), machine.cores())
+    found = history.latest(folder, here, model=Path(name).name, on_damaged=lambda error: say(f"ignoring a profile: {error}"))
+    return found.device() if found else None
 
 
 def check_policy(spec: str) -> None:

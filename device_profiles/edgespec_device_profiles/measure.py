@@ -67,7 +67,7 @@ Cell = tuple[int, int]  # (rows, context)
 
 
 class Profiler:
-    """One run. `prompts`: token ids by kind of text. `bandwidth` measures GB/s; `power` and `meter_mj` read sensors, if there are any.
+    """One run. `prompts`: token ids by kind of text. `bandwidth` measures GB/s; `power` reads heat (default: the runtime's sensors).
 
     Nothing here waits: with `clock` faked, a run is as fast as the engines are.
     """
@@ -82,14 +82,14 @@ class Profiler:
         bandwidth: Callable[[], float],
         clock: Callable[[], float] = time.perf_counter,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
-        power: Callable[[], PowerThermalState | None] = lambda: None,
-        meter_mj: Callable[[], float] | None = None,
+        power: Callable[[], PowerThermalState | None] | None = None,
         cancel: CancelToken | None = None,
         progress: Callable[[str, int, int], None] = lambda stage, done, total: None,
     ) -> None:
         self._runtime, self._prompts, self._settings = runtime, prompts, settings
         self._machine, self._bandwidth, self._clock, self._now = machine, bandwidth, clock, now
-        self._power, self._meter_mj, self._cancel, self._progress = power, meter_mj, cancel or CancelToken(), progress
+        self._power, self._meter_mj = power or runtime.power, runtime.meter_mj
+        self._cancel, self._progress = cancel or CancelToken(), progress
         self._began = clock()
         self._date = now().isoformat(timespec="seconds")
         self._complete = False
@@ -212,7 +212,8 @@ class Profiler:
             raise _NotHere("this draft runs no second model")
         target_bench, draft_bench = (_Bench(engine, 64, self) for engine in (self._runtime.target, draft))
         alone, beside = Samples(), Samples()
-        draft_bench.pass_ms(1), target_bench.pass_ms(1)
+        for bench in (draft_bench, target_bench):  # warm up
+            bench.pass_ms(1)
         for turn in self._until("two units at once"):
             for _ in range(OVERLAP_PASSES):
                 self._sample(alone, target_bench.pass_ms(1))
@@ -234,17 +235,22 @@ class Profiler:
             if n >= len(queue):
                 return
             kind, ids = queue[n]
-            traces = self._answer(ids, f"fixed:{deepest}").traces
-            self._rounds[kind] += [t for t in traces if t.planned]
+            left = self._settings.max_tokens
+            for t in self._answer(ids, f"fixed:{deepest}").traces:
+                if left > deepest:  # near the end drafts are cut short, which says nothing about the drafter
+                    self._rounds[kind].append(t)
+                left -= t.emitted
 
     def _measure_sustained(self) -> None:
         """Plain and speculative answers in turn for the rest of the time: what the gain is in earnest, and what heat takes away."""
         began = self._clock()
-        for _, (kind, prompts) in zip(self._until("speed over time", least=2 * len(self._prompts)), cycle(self._prompts.items())):
+        kinds = list(self._prompts.items())
+        for n in self._until("speed over time", least=2 * len(kinds)):
+            turn, (kind, prompts) = n // len(kinds), kinds[n % len(kinds)]
             for mode, policy in (("plain", "fixed:0"), ("speculative", self._settings.policy)):
-                answer = self._answer(prompts[0], policy, mode)
+                answer = self._answer(prompts[turn % len(prompts)], policy, mode)
                 if mode == "speculative":
-                    self._policy_rounds[kind] += answer.traces
+                    self._policy_rounds[kind] += answer.traces[:-1]  # the last round of an answer leaves no choice
                 state = answer.power
                 self._answers.append(
                     Answer(

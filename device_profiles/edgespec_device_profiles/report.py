@@ -111,7 +111,7 @@ def _verdict(m: Measured) -> str:
     items: list[str] = []
     for v in found:
         measured = f" ({v.measured:.2f}x measured with policy {escape(m.policy)})" if v.measured is not None else ""
-        thin = ' <span class="thin">few samples: a hint, not a finding</span>' if v.thin else ""
+        thin = ' <span class="thin">Few samples: a hint, not a finding.</span>' if v.thin else ""
         mood = "yes" if v.draft_tokens else "no"
         items.append(f'<li class="{mood}"><strong>{escape(v.headline)}</strong>{measured}. {escape(v.why)}{thin}</li>')
     overall = one_for_all(m)
@@ -170,7 +170,7 @@ def speed_up_chart(pair: Pair, *, kinds: Sequence[str] | None = None, title: str
             mark = f"{kind}: {n}" if not label else f"{n}"
             lines.append(
                 Line(
-                    name=kind if not label else label,
+                    name=label or kind,
                     points=[(step.draft_tokens, step.speed_up) for step in steps],
                     style=len(lines),
                     best=((n, chosen[kind].expected), mark) if n else None,
@@ -292,8 +292,8 @@ def _roof_text(m: Measured) -> str:
     share = 1e3 / one / ceiling
     bound = "so memory sets the pace" if share > 0.6 else "so computing and overhead set the pace, not memory"
     return (
-        f"Writing one token reads all {m.model.weight_bytes / 1e6:.0f} MB of weights; at {gbs:.1f} GB/s that allows {ceiling:.0f} tokens per"
-        f" second. One row reaches {share:.0%} of it, {bound}. More rows per pass share one reading; where the measured line bends away"
+        f"Writing one token reads all {m.model.weight_bytes / 1e6:.0f} MB of weights; at {gbs:.1f} GB/s that allows {ceiling:.0f} tokens"
+        f" per second. One row reaches {share:.0%} of it, {bound}. More rows per pass share one reading; where the measured line bends away"
         " from the bound, computing takes over."
     )
 
@@ -358,7 +358,7 @@ def _drift_table(m: Measured) -> str:
 def _facts_table(m: Measured) -> str:
     d, u = m.draft, m.unit
     error = m.prediction_error
-    facts: dict[str, str | None] = {
+    facts: dict[str, str | float | None] = {
         "processor": m.machine.processor,
         "system": m.machine.system or None,
         "physical cores": str(m.machine.cores),
@@ -378,7 +378,7 @@ def _facts_table(m: Measured) -> str:
         "complete": "yes" if m.complete else "no",
         "provenance": m.device().provenance,
     }
-    return _table(("", ""), [(key, value) for key, value in facts.items() if value], numbers=False)
+    return _table(("", ""), [(key, str(value)) for key, value in facts.items() if value], numbers=False)
 
 
 def _missing_table(m: Measured) -> str:

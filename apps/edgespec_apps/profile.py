@@ -1,0 +1,192 @@
+"""`edgespec profile`: measure this machine with a model, keep the figures, and say which draft length is best."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from edgespec_apps import machine
+from edgespec_apps.bench import encode
+from edgespec_apps.console import INTERRUPTED, ctrl_c, in_background, progress_bar, say
+from edgespec_apps.measure import KINDS, load_prompts
+from edgespec_apps.options import AsJson, ModelOptions
+
+if TYPE_CHECKING:
+    from edgespec.orchestrator.runtime import Runtime
+    from edgespec_device_profiles.measure import Settings
+    from edgespec_device_profiles.measured import Machine, Measured
+
+SCHEMA = "edgespec.profile/1"
+COMPARE_SCHEMA = "edgespec.profile-compare/1"
+MINUTES, QUICK_MINUTES = 10.0, 1.5
+QUICK_TOKENS, TOKENS = 48, 96
+
+
+def profile(
+    model: ModelOptions,
+    minutes: Annotated[
+        float | None, typer.Option("--minutes", min=0.01, metavar="M", help=f"How long to measure, about (default: {MINUTES:g}).")
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help=f"A rougher profile: shorter contexts and answers, {QUICK_MINUTES:g} minutes unless told.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Folder for profiles and reports.", show_default="the store's profiles/")
+    ] = None,
+    compare: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option("--compare", metavar="A B", help="Measure nothing; compare two profile files and write a report on both."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure this machine with a model and its draft: costs, acceptance, speed over time.
+
+    Writes a profile, which later runs on this machine use, and a report with plots beside it. Ctrl-C ends early and keeps what
+    was measured.
+    """
+    if compare is not None:
+        _compare(compare[0], compare[1], out, as_json=as_json)
+        return
+    folder = out if out is not None else profiles_folder()
+    folder.mkdir(parents=True, exist_ok=True)  # now rather than after minutes of work
+    measured, interrupted = _measure(model, minutes or (QUICK_MINUTES if quick else MINUTES), quick=quick)
+    files = _write(measured, folder)
+    if as_json:
+        print(json.dumps(summary(measured) | {"files": files}), flush=True)
+    else:
+        _print(measured, files)
+    if interrupted:
+        raise typer.Exit(INTERRUPTED)
+
+
+def profiles_folder() -> Path:
+    from edgespec.orchestrator.store import home
+
+    return home() / "profiles"
+
+
+def this_machine() -> Machine:
+    """As profiles name it."""
+    from edgespec_device_profiles.history import machine_name
+    from edgespec_device_profiles.measured import Machine
+
+    about = machine.describe()
+    return Machine(
+        name=machine_name(about["processor"], about["physical_cores"]),
+        processor=about["processor"],
+        system=about["system"],
+        cores=about["physical_cores"],
+        memory_bytes=about["memory_bytes"],
+        load_before=about["load_average"][0],
+    )
+
+
+def settings(model: ModelOptions, minutes: float, *, quick: bool) -> Settings:
+    from edgespec_device_profiles.measure import CONTEXTS, QUICK_CONTEXTS, Settings
+
+    return Settings(
+        seconds=minutes * 60,
+        contexts=QUICK_CONTEXTS if quick else CONTEXTS,
+        max_tokens=QUICK_TOKENS if quick else TOKENS,
+        policy=model.policy,
+        verify=model.verify.value,
+    )
+
+
+def _measure(model: ModelOptions, minutes: float, *, quick: bool) -> tuple[Measured, bool]:
+    """What was measured, and whether Ctrl-C ended it."""
+    from edgespec.core.cancel import CancelToken
+    from edgespec_device_profiles.measure import Profiler
+
+    here = this_machine()  # before the model loads: its load is not the machine's
+    threads = model.threads or machine.cores()
+    cancel = CancelToken()
+    with model.load() as runtime, progress_bar("profiling") as advance, ctrl_c(cancel.cancel):
+        profiler = Profiler(
+            runtime,
+            _prompts(runtime),
+            machine=here,
+            settings=settings(model, minutes, quick=quick),
+            bandwidth=lambda: machine.bandwidth_gbs(threads=threads),
+            cancel=cancel,
+            progress=advance,
+        )
+        measured = in_background(profiler.run, cancel=cancel.cancel)
+    return measured, cancel.cancelled
+
+
+def _prompts(runtime: Runtime) -> Mapping[str, Sequence[Sequence[int]]]:
+    """The bench's prompts as token ids, by kind; those that leave no room for an answer are left out."""
+    found: dict[str, list[Sequence[int]]] = {}
+    for prompt in load_prompts(KINDS):
+        ids = encode(runtime, prompt.text)
+        if len(ids) <= runtime.spec.max_context - TOKENS:
+            found.setdefault(prompt.kind, []).append(ids)
+    if not found:
+        raise ValueError(f"{runtime.spec.name} has a context of {runtime.spec.max_context} tokens: too short for the profile's prompts")
+    return found
+
+
+def _write(measured: Measured, folder: Path) -> dict[str, str]:
+    from edgespec_device_profiles import history, report
+
+    file = history.save(measured, folder)
+    page = file.with_suffix(".html")
+    history.write_whole(page, report.page(measured))
+    return {"profile": str(file), "report": str(page)}
+
+
+def summary(measured: Measured) -> dict[str, Any]:
+    """The JSON line: the profile's own figures, and what follows from them by kind of text."""
+    from edgespec_device_profiles.measured import to_table
+    from edgespec_device_profiles.verdict import drift, one_for_all, verdicts
+
+    overall = one_for_all(measured)
+    change = drift(measured, "plain")
+    return to_table(measured) | {
+        "schema": SCHEMA,
+        "best": {
+            v.kind: {"draft_tokens": v.draft_tokens, "expected": v.expected, "measured": v.measured, "few_samples": v.thin}
+            for v in verdicts(measured)
+        },
+        "best_for_all": {"draft_tokens": overall.draft_tokens, "expected": overall.speed_up} if overall else None,
+        "plain_change": change.change if change else None,
+    }
+
+
+def _print(measured: Measured, files: Mapping[str, str]) -> None:
+    from edgespec_device_profiles.verdict import verdicts
+
+    found = verdicts(measured)
+    for v in found:
+        was = f" ({v.measured:.2f}x measured)" if v.measured is not None else ""
+        print(f"{v.headline}{was}. {v.why}{' Few samples: a hint, not a finding.' if v.thin else ''}")
+    if not found:
+        print("Too little was measured to recommend a draft length.")
+    for what, why in measured.not_measured.items():
+        say(f"not measured: {what} ({why})")
+    print(f"Profile: {files['profile']}\nReport:  {files['report']}")
+
+
+def _compare(a: Path, b: Path, out: Path | None, *, as_json: bool) -> None:
+    from edgespec_device_profiles import history, report
+
+    first, second = history.load(a), history.load(b)
+    rows = report.differences(first, second)
+    folder = out if out is not None else b.parent
+    folder.mkdir(parents=True, exist_ok=True)
+    page = folder / f"{b.stem}-against-{a.stem}.html"
+    history.write_whole(page, report.comparison(first, second))
+    if as_json:
+        differences = [{"what": what, "a": x, "b": y} for what, x, y in rows]
+        print(json.dumps({"schema": COMPARE_SCHEMA, "a": str(a), "b": str(b), "differences": differences, "report": str(page)}), flush=True)
+        return
+    width = max((len(what) for what, _, _ in rows), default=0)
+    print(f"{'':<{width}}{'A':>12}{'B':>12}{'B / A':>9}")
+    for what, x, y in rows:
+        print(f"{what:<{width}}{x:>12.4g}{y:>12.4g}{y / x if x else float('nan'):>9.2f}")
+    print(f"Report: {page}")
