@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -136,6 +137,16 @@ def test_a_package_that_was_copied_elsewhere_is_whole_and_answers_the_same(stree
         "generate", "--model", str(tmp_path / "moved" / "elsewhere"), "--engine", "onnx", "--max-tokens", "6", "--json", "hello"
     )
     assert there.line()["token_ids"] == here["token_ids"]
+
+
+def test_a_piped_chat_remembers_and_saves_what_was_said(street: Street, tmp_path: Path) -> None:
+    saved = tmp_path / "chat.json"
+    lines = f"the string\nreturn\n/stats\n/save {saved}\n".encode()
+    result = street.run("chat", "--model", "qwen3", "--engine", "onnx", "--max-tokens", "5", stdin=lines)
+    assert result.code == 0 and "2 answers" in result.err
+    messages = json.loads(saved.read_text())["messages"]
+    assert [message["role"] for message in messages] == ["user", "assistant"] * 2
+    assert result.out == "".join(f"{message['content']}\n" for message in messages[1::2])
 
 
 def test_the_store_verifies_and_lists_what_was_converted(street: Street) -> None:
