@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -66,9 +67,10 @@ def test_a_tiny_model_answers_without_a_socket(street: Street, engine: str):
     if reason := case.backend.why_not():
         pytest.skip(reason)
     program = _GUARD + "from edgespec_apps.cli import run\nsys.exit(run(sys.argv[1:]))"
-    options = ("--engine", engine, "--draft", "llama-gguf", "--draft-engine", "reference", "--temperature", "0.8", "--max-tokens", "8")
+    drawn = ("--temperature", "0.8", "--bias", "0=-100", "--bias", "2=-100", "--max-tokens", "8", "--json")  # no stop before the end
+    options = ("--engine", engine, "--draft", "llama-gguf", "--draft-engine", "reference", *drawn)
     code, out, err = finish(start(program, "generate", "--model", "llama", *options, "Say hello.", EDGESPEC_HOME=str(street.home)))
-    assert code == 0 and out.strip() and "NETWORK" not in err, err
+    assert code == 0 and json.loads(out)["stats"]["tokens"] == 8 and "NETWORK" not in err, err
 
 
 @pytest.mark.real
