@@ -117,6 +117,8 @@ class Session:
             raise ValueError(f"stop must be a list of strings, got the string {stop!r}")
         if "" in stop:
             raise ValueError("a stop string must not be empty")
+        if beyond := sorted(token for token in sampling.bias if token >= self._runtime.spec.vocab_size):
+            raise ValueError(f"bias needs token ids below {self._runtime.spec.vocab_size}, got {beyond}")
         verify = self._verifier(sampling)
         token_ids = self._encode(prompt, raw=raw)
         room = self._max_context - len(token_ids)

@@ -40,6 +40,7 @@ def test_a_pace_is_taken_by_the_policy_that_knows_it() -> None:
     [
         ([{"role": "user", "content": "a"}], {"raw": True}, "messages need the chat template that raw leaves out"),
         ([{"role": "user", "content": "a"}, 3], {}, "all messages or all token ids"),
+        ("a", {"sampling": Sampling(bias={3: 1.0, 16: 5.0})}, r"bias needs token ids below 16, got \[16\]"),
         ("a", {"stop": "end"}, "stop must be a list of strings, got the string 'end'"),
     ],
 )
