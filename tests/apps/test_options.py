@@ -222,3 +222,9 @@ def test_every_option_has_an_effect(effects, name: str, option: str):
 def test_no_option_is_without_a_probe(name: str):
     command = typer.main.get_command(app).commands[name]  # type: ignore[attr-defined]
     assert sorted(PROBES[name]) == sorted(parameter.name for parameter in command.params)
+
+
+def test_no_command_is_without_probes():
+    """Pulling and converting need a source; what their options do is tested with the models, in test_models.py and test_pull.py."""
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    assert commands.keys() == PROBES.keys() | {"pull", "convert"}
