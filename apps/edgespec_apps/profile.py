@@ -49,8 +49,12 @@ def profile(
     was measured.
     """
     if compare is not None:
+        if minutes is not None or quick:
+            raise ValueError("--compare measures nothing, so --minutes and --quick say nothing to it; leave them out")
         _compare(compare[0], compare[1], out, as_json=as_json)
         return
+    if model.max_context is not None:
+        raise ValueError("a profile is measured at contexts of its own; leave --max-context out")
     folder = out if out is not None else profiles_folder()
     folder.mkdir(parents=True, exist_ok=True)  # now rather than after minutes of work
     measured, interrupted = _measure(model, minutes or (QUICK_MINUTES if quick else MINUTES), quick=quick)
@@ -94,6 +98,7 @@ def settings(model: ModelOptions, minutes: float, *, quick: bool) -> Settings:
         max_tokens=QUICK_TOKENS if quick else TOKENS,
         policy=model.policy,
         verify=model.verify.value,
+        knobs=model.knobs(),
     )
 
 

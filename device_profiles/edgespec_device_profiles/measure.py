@@ -23,6 +23,7 @@ from edgespec.core.chunk import Chunk
 from edgespec.core.device import PowerThermalState, UnitProfile
 from edgespec.core.engine import Cache, Engine, TokenBatch
 from edgespec.core.errors import Cancelled, EdgespecError
+from edgespec.core.plan import Knobs
 from edgespec.core.trace import RoundTrace
 from edgespec.orchestrator.runtime import Runtime
 from edgespec_device_profiles.measured import Answer, DraftCost, Kind, Machine, Measured, Model
@@ -49,6 +50,7 @@ class Settings:
     max_tokens: int = 96
     policy: str = "adaptive"
     verify: str = "auto"
+    knobs: Knobs = field(default_factory=Knobs)
 
 
 @dataclass(slots=True)
@@ -272,7 +274,8 @@ class Profiler:
         cancel = CancelToken()  # a session cancels its token when it closes, so it gets one of its own
         chunks: list[Chunk] = []
         at_s: list[float] = []
-        session = self._runtime.session(policy=policy, verify=self._settings.verify, max_context=room)
+        chosen = self._settings
+        session = self._runtime.session(policy=policy, verify=chosen.verify, max_context=room, knobs=chosen.knobs)
         with session, self._cancel.watch(cancel.cancel):
             for chunk in session.stream(list(prompt), max_tokens=self._settings.max_tokens, cancel=cancel):
                 chunks.append(chunk)

@@ -23,6 +23,9 @@ from tests.helpers.stored import write_package
         (["generate", "--file", "prompt.txt", "-"], "not both"),
         (["models", "--remove", "x", "--verify"], "--remove goes alone"),
         (["models", "--remove", "x", "--json"], "--remove goes alone"),
+        (["profile", "--compare", "a", "b", "--quick"], "--compare measures nothing"),
+        (["profile", "--compare", "a", "b", "--minutes", "2"], "--compare measures nothing"),
+        (["profile", "--max-context", "100"], "leave --max-context out"),
         (["bench", "--peer-gguf", "x.gguf"], "belong to --peer"),
         (["bench", "--peer-python", "python3"], "belong to --peer"),
         (["convert", "x.gguf", "--targets", " , "], "--targets needs onnx, mlx or both"),
@@ -225,6 +228,6 @@ def test_no_option_is_without_a_probe(name: str):
 
 
 def test_no_command_is_without_probes():
-    """Pulling and converting need a source; what their options do is tested with the models, in test_models.py and test_pull.py."""
+    """Pulling, converting and profiling take long; what their own options do is tested in test_models.py, test_pull.py, test_profile.py."""
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    assert commands.keys() == PROBES.keys() | {"pull", "convert"}
+    assert commands.keys() == PROBES.keys() | {"pull", "convert", "profile"}

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from edgespec.core.plan import Knobs
+from edgespec.orchestrator.runtime import Runtime
 from edgespec_apps import machine
 from edgespec_apps.measure import Prompt
 from edgespec_apps.profile import this_machine
@@ -139,3 +141,17 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path, stage: str):
     saved = history.load(Path(report["files"]["profile"]))
     assert saved.usable is (stage == "speed over time")
     assert Path(report["files"]["report"]).is_file()
+
+
+def test_limits_reach_the_sessions_that_are_measured(profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    asked: list[Knobs] = []
+    session = Runtime.session
+
+    def recorded(self: Runtime, **options):  # type: ignore[no-untyped-def]
+        asked.append(options["knobs"])
+        return session(self, **options)
+
+    monkeypatch.setattr(Runtime, "session", recorded)
+    limits = ("--energy", "saver", "--min-battery", "0.3", "--max-draft", "3")
+    assert profile("--out", str(tmp_path / "out"), "--policy", "window", *limits).code == 0
+    assert set(asked) == {Knobs(energy="saver", min_battery=0.3, max_draft_tokens=3)}
