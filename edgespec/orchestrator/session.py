@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from time import perf_counter
 from types import TracebackType
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 Prompt = str | Sequence[Message] | Sequence[int]
 
-_VERIFIERS: Mapping[str, type[GreedyVerifier] | type[MatchVerifier] | type[RejectionVerifier]] = {
+_VERIFIERS: Mapping[str, Callable[[], Verifier]] = {
     "greedy": GreedyVerifier,
     "match": MatchVerifier,
     "rejection": RejectionVerifier,
@@ -173,12 +173,10 @@ class Session:
     def _verifier(self, sampling: Sampling) -> Verifier:
         if self._verify == "greedy" and not sampling.greedy:
             raise ValueError(f"verify 'greedy' ignores temperature {sampling.temperature:g}; use auto, match or rejection")
-        if self._verify != "auto":
-            return _VERIFIERS[self._verify]()
-        if sampling.greedy:
-            return GreedyVerifier()
-        # A seed asks for the same text again, whatever is drafted, by plan or in heat; rejection accepts more but promises the law only.
-        return RejectionVerifier() if sampling.seed is None else MatchVerifier()
+        verifier = _VERIFIERS[self._verify if self._verify != "auto" else _fitting(sampling)]()
+        if self._knobs.lossless and not verifier.lossless:
+            raise CapabilityError(f"verify {verifier.name!r} is not lossless, and the knobs ask for lossless; choose another")
+        return verifier
 
     def _encode(self, prompt: Prompt, *, raw: bool) -> list[int]:
         tokenizer = self._runtime.tokenizer
@@ -259,6 +257,11 @@ class Session:
             meter_mj=self._runtime.meter_mj,
             cancel=self._cancel,
         )
+
+
+def _fitting(sampling: Sampling) -> str:
+    """A seed asks for the same text again, whatever is drafted, by plan or in heat; rejection keeps more but promises the law only."""
+    return "greedy" if sampling.greedy else "rejection" if sampling.seed is None else "match"
 
 
 def _check_knobs(knobs: Knobs, policy: str) -> None:

@@ -11,6 +11,7 @@ import pytest
 from edgespec.core.cancel import CancelToken
 from edgespec.core.device import PowerThermalState
 from edgespec.core.errors import DeviceError
+from edgespec.drafting import ngram
 from edgespec.orchestrator.runtime import Runtime
 from edgespec_device_profiles.measure import Profiler, Settings
 from edgespec_device_profiles.measured import Measured, parse, to_toml
@@ -84,15 +85,16 @@ def test_the_time_given_is_used_and_not_much_more() -> None:
     assert used[0] < 8.0 and 8.0 < used[1] < 24.0
 
 
-def test_acceptance_by_position_comes_from_real_rounds() -> None:
+def test_acceptance_by_position_comes_from_real_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """The answer says its first half again, so n-grams guess it right once they may, and never before."""
+    monkeypatch.setattr(ngram, "TRUST", 1e6)
     clock = Clock()
     measured = profiler(clock, timed_runtime(clock, cost)).run()
     for kind in measured.kinds.values():
         assert kind.rounds > 0 and kind.offered[0] > 0
         assert all(k <= t <= o for k, t, o in zip(kind.kept, kind.tested, kind.offered, strict=True))
         assert list(kind.offered) == sorted(kind.offered, reverse=True)
-        assert kind.offered[0] == kind.offered[-1], "n-grams go on for ever: rounds cut short by the end of the answer are left out"
+        assert kind.offered[0] == kind.offered[-1], "these n-grams go on for ever: rounds cut short by the end of the answer are left out"
     assert measured.kinds["code"].kept[0] > 0
     assert set(measured.kinds["code"].planned) <= {0, 1, 2, 3}, "what the policy of the run allowed"
     assert {a.mode for a in measured.sustained} == {"plain", "speculative"}

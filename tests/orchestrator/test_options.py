@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import pytest
 
@@ -10,6 +11,8 @@ import edgespec
 from edgespec.core.errors import CapabilityError
 from edgespec.core.plan import Knobs
 from edgespec.core.sampling import Sampling
+from edgespec.orchestrator import session as session_module
+from edgespec.verification.match import MatchVerifier
 from tests.helpers.toys import toy_lm
 from tests.helpers.toytext import letter_tokenizer, toy_runtime
 
@@ -89,3 +92,16 @@ def test_at_temperature_0_filters_and_seeds_leave_the_likeliest_token(filters: d
 def test_no_threads_at_all_are_refused_before_the_model_is_looked_for(threads: int) -> None:
     with pytest.raises(ValueError, match="threads must be >= 1"):
         edgespec.load("nowhere", threads=threads)
+
+
+def test_a_rule_that_is_not_lossless_needs_the_users_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    @dataclass(frozen=True)
+    class Biased(MatchVerifier):
+        name: str = "biased"
+        lossless: bool = False
+
+    monkeypatch.setitem(session_module._VERIFIERS, "match", Biased)  # type: ignore[arg-type]
+    runtime = toy_runtime(toy_lm(1))
+    with pytest.raises(CapabilityError, match="'biased' is not lossless"):
+        runtime.session(verify="match").stream("abc")
+    assert runtime.session(verify="match", knobs=Knobs(lossless=False)).generate("abc", max_tokens=3).stats.tokens == 3
