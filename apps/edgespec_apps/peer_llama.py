@@ -22,6 +22,7 @@ def build(llama_cpp: Any, options: argparse.Namespace, *, lookup: bool) -> Any:
         n_threads=options.threads,
         n_threads_batch=options.threads,
         draft_model=draft,
+        logits_all=lookup,  # else the binding has no room for the drafted rows of a long context
         verbose=False,
     )
 
