@@ -30,7 +30,7 @@ class OnnxBackend:
         if find_spec("onnxruntime") is None:
             return "onnxruntime is not installed; run: pip install onnxruntime"
         try:
-            import onnxruntime
+            onnxruntime = import_quietly()
         except ImportError as error:
             return f"onnxruntime does not load here: {error}"
         version: str = onnxruntime.__version__
@@ -40,15 +40,13 @@ class OnnxBackend:
 
     def describe(self) -> str:
         """One line for `doctor`; needs `why_not()` to be None."""
-        import onnxruntime
-
+        onnxruntime = import_quietly()
         return f"ONNX Runtime {onnxruntime.__version__}, CPU, {default_threads()} threads"
 
     def load(self, package: Path, manifest: Manifest, artifact: Artifact, *, threads: int | None = None) -> OnnxEngine:
         if reason := self.why_not():
             raise CapabilityError(reason)
-        import onnxruntime
-
+        onnxruntime = import_quietly()
         _check_files(package, manifest, artifact)
         options: Any = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads or default_threads()
@@ -69,6 +67,15 @@ class OnnxBackend:
 
 
 BACKEND = OnnxBackend()
+
+
+def import_quietly() -> Any:
+    """The library with its telemetry off. It reads the variable once, when it is loaded: its own switch comes too late."""
+    os.environ["ORT_DISABLE_TELEMETRY"] = "1"
+    import onnxruntime
+
+    onnxruntime.disable_telemetry_events()  # for a program that had loaded it before us
+    return onnxruntime
 
 
 def default_threads() -> int:

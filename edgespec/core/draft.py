@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Self
 
 import numpy as np
@@ -24,15 +25,20 @@ ROOT = -1  # parent of every node that directly follows the last committed token
 
 def check_parents(parents: Int32, n: int) -> None:
     """Raise ValueError unless `parents` [n] is a forest with parents before children."""
+    if parents is chain_parents(n):
+        return
     if parents.shape != (n,):
         raise ValueError(f"tree arrays disagree: {n} tokens, parents {parents.shape}")
     if np.any(parents >= np.arange(n)) or np.any(parents < ROOT):
         raise ValueError(f"parents must come before their children and be >= {ROOT}: {parents.tolist()}")
 
 
+@lru_cache(maxsize=1024)
 def chain_parents(n: int) -> Int32:
-    """int32 [n]: every node follows the one before it."""
-    return np.arange(-1, n - 1, dtype=np.int32)
+    """int32 [n], read-only: every node follows the one before it. Chains are most of all drafts, so each length is made once."""
+    parents = np.arange(-1, n - 1, dtype=np.int32)
+    parents.setflags(write=False)
+    return parents
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
@@ -42,7 +48,7 @@ def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 def is_chain(parents: Int32) -> bool:
-    return bool(np.array_equal(parents, chain_parents(len(parents))))
+    return parents is chain_parents(len(parents)) or bool(np.array_equal(parents, chain_parents(len(parents))))
 
 
 def path_to(parents: Int32, node: int) -> list[int]:
@@ -106,4 +112,6 @@ class Draft:
         return cls.chain((), context_len=context_len, source=source)
 
     def children(self, node: int) -> list[int]:
+        if self.parents is chain_parents(len(self.parents)):
+            return [node + 1] if node + 1 < len(self.parents) else []
         return np.flatnonzero(self.parents == node).tolist()

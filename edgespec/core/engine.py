@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol, Self
 import numpy as np
 
 from edgespec.core.cancel import CancelToken
-from edgespec.core.draft import ROOT, Draft, chain_parents, check_parents
+from edgespec.core.draft import ROOT, Draft, chain_parents, check_parents, is_chain
 from edgespec.core.scores import Int32, Logits
 
 
@@ -51,9 +51,12 @@ class TokenBatch:
 
         This is the only place where that shift happens on the way in; verifiers read it back as row `node + 1`.
         """
-        token_ids = np.concatenate([np.array([last], np.int32), draft.token_ids])
-        parents = np.concatenate([np.array([ROOT], np.int32), draft.parents + 1]).astype(np.int32)
-        return cls(token_ids, parents)
+        n = len(draft)
+        token_ids = np.empty(n + 1, np.int32)
+        token_ids[0], token_ids[1:] = last, draft.token_ids
+        if is_chain(draft.parents):
+            return cls(token_ids, chain_parents(n + 1))
+        return cls(token_ids, np.concatenate([np.array([ROOT], np.int32), draft.parents + 1]).astype(np.int32))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

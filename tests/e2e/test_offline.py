@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from edgespec.backends.onnx import BACKEND as ONNX
 from edgespec.orchestrator import store
 from edgespec_converters.registry import DEFAULT
 from tests.e2e.conftest import Street
@@ -80,3 +81,22 @@ def test_a_model_answers_without_a_socket():
     program = _GUARD + "from edgespec_apps.cli import run\nsys.exit(run(sys.argv[1:]))"
     code, out, err = finish(start(program, "generate", "--model", DEFAULT, "--max-tokens", "4", "Say hello."), timeout_s=240)
     assert code == 0 and out.strip() and "NETWORK" not in err, err
+
+
+def _left_behind(home: Path, program: str, *arguments: str, **extra: str) -> list[str]:
+    """Files that a run leaves in the user's home. A library's own telemetry opens no socket that Python could see: it shows here."""
+    home.mkdir()
+    caches = {"HOME": str(home), "XDG_CACHE_HOME": "", "XDG_DATA_HOME": "", "USERPROFILE": str(home), "ORT_DISABLE_TELEMETRY": ""}
+    code, _, err = finish(start(program, *arguments, **caches, **extra))
+    assert code == 0, err
+    return sorted(str(path.relative_to(home)) for path in home.rglob("*") if path.is_file())
+
+
+@pytest.mark.skipif(ONNX.why_not() is not None, reason=str(ONNX.why_not()))
+def test_the_engines_library_reports_to_nobody(street: Street, tmp_path: Path):
+    bare = "import sys, time, onnxruntime\nonnxruntime.InferenceSession(sys.argv[1])\ntime.sleep(0.5)"
+    model = str(next((street.home / "packages" / "llama").glob("onnx-*/model.onnx")))
+    assert any("onnxruntime" in file for file in _left_behind(tmp_path / "bare", bare, model)), "the library no longer does what we prevent"
+    ours = "import sys\nfrom edgespec_apps.cli import run\nsys.exit(run(sys.argv[1:]))"
+    arguments = ("generate", "--model", "llama", "--engine", "onnx", "--max-tokens", "4", "Say hello.")
+    assert _left_behind(tmp_path / "ours", ours, *arguments, EDGESPEC_HOME=str(street.home)) == []
