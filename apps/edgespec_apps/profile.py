@@ -150,7 +150,7 @@ def summary(measured: Measured) -> dict[str, Any]:
     return to_table(measured) | {
         "schema": SCHEMA,
         "best": {
-            v.kind: {"draft_tokens": v.draft_tokens, "expected": v.expected, "measured": v.measured, "few_samples": v.thin}
+            v.kind: {"draft_tokens": v.draft_tokens, "expected": v.expected, "measured": v.measured, "few_rounds": v.thin}
             for v in verdicts(measured)
         },
         "best_for_all": {"draft_tokens": overall.draft_tokens, "expected": overall.speed_up} if overall else None,
@@ -164,7 +164,7 @@ def _print(measured: Measured, files: Mapping[str, str]) -> None:
     found = verdicts(measured)
     for v in found:
         was = f" ({v.measured:.2f}x measured)" if v.measured is not None else ""
-        print(f"{v.headline}{was}. {v.why}{' Few samples: a hint, not a finding.' if v.thin else ''}")
+        print(f"{v.headline}{was}. {v.why}{' Few rounds: a hint, not a finding.' if v.thin else ''}")
     if not found:
         print("Too little was measured to recommend a draft length.")
     for what, why in measured.not_measured.items():

@@ -42,7 +42,7 @@ def test_json_says_what_was_found_and_where_it_is(profile, tmp_path: Path):
     assert set(report["units"]["cpu"]["forward_ms"]) == {"1", "2", "3", "4", "6", "8", "12", "16"}
     assert report["units"]["cpu"]["bandwidth_gbs"] == 20.0
     assert report["best"].keys() == {"code-edit", "chat"}
-    assert report["best"]["chat"].keys() == {"draft_tokens", "expected", "measured", "few_samples"}
+    assert report["best"]["chat"].keys() == {"draft_tokens", "expected", "measured", "few_rounds"}
     assert report["best_for_all"]["draft_tokens"] >= 0
     file, page = Path(report["files"]["profile"]), Path(report["files"]["report"])
     assert file.parent.parent == tmp_path / "new" / "folder"
