@@ -188,5 +188,5 @@ def _compare(a: Path, b: Path, out: Path | None, *, as_json: bool) -> None:
     width = max((len(what) for what, _, _ in rows), default=0)
     print(f"{'':<{width}}{'A':>12}{'B':>12}{'B / A':>9}")
     for what, x, y in rows:
-        print(f"{what:<{width}}{x:>12.4g}{y:>12.4g}{y / x if x else float('nan'):>9.2f}")
+        print(f"{what:<{width}}{x:>12.4g}{y:>12.4g}{f'{y / x:.2f}' if x else '-':>9}")
     print(f"Report: {page}")

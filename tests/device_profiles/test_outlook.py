@@ -46,6 +46,7 @@ def test_positions_that_were_never_tested_are_not_guessed_at() -> None:
         ([1.0, 1.3, 1.5, 1.4], 2),
         ([1.0, 1.30, 1.45, 1.46, 1.47], 2),  # longer is not really better
         ([1.0, 1.02, 1.01], 0),  # no gain worth having
+        ([1.0, 1.025, 1.05], 2),  # as good as any, but no gain by itself
         ([1.0, 0.8], 0),
         ([1.0], 0),
     ],
