@@ -11,19 +11,23 @@ from edgespec.core.draft import Draft
 from edgespec.core.sampling import Sampling
 from edgespec.core.verdict import Outcome
 
+TRUST = 1.5  # guessed tokens per token of agreement behind them; docs/log.md says how it was found
+
 
 class NgramDrafter:
     """Looks up the longest of the last `max_n` … `min_n` tokens that occurred before, latest occurrence first.
 
-    An index from n-gram to the position behind its last occurrence makes a lookup cost `max_n` dictionary reads, however long
-    the context. A guess that runs past the end of the context goes on inside itself, so periodic text is continued.
+    The longer the past agrees, the further it is followed: a guess is at most `TRUST` times as long as the agreement, so a chance
+    match of one token risks one row and a copied passage runs at full length. An index from n-gram to the position behind its last
+    occurrence makes a lookup cost `max_n` dictionary reads, however long the context. A guess that runs past the end of the context
+    goes on inside itself, so periodic text is continued.
     """
 
     name = "ngram"
     engine_ms = 0.0
     wants_features = False
 
-    def __init__(self, *, min_n: int = 2, max_n: int = 5) -> None:
+    def __init__(self, *, min_n: int = 1, max_n: int = 8) -> None:
         if not 1 <= min_n <= max_n:
             raise ValueError(f"n-gram sizes need 1 <= min_n <= max_n, got {min_n} and {max_n}")
         self._sizes = range(max_n, min_n - 1, -1)
@@ -43,7 +47,7 @@ class NgramDrafter:
         start = self._lookup()
         if start is not None:
             known = self._known
-            for i in range(start, start + max_tokens):
+            for i in range(start, start + min(max_tokens, self._reach(start, max_tokens))):
                 guess.append(known[i] if i < len(known) else guess[i - len(known)])
         return Draft.chain(guess, context_len=len(self._known), source=self.name)
 
@@ -54,11 +58,19 @@ class NgramDrafter:
         pass
 
     def _lookup(self) -> int | None:
+        """Index of the token that followed the longest known match."""
         known = self._known
         for n in self._sizes:
             if n < len(known) and (at := self._behind.get(tuple(known[-n:]))) is not None:
                 return at
         return None
+
+    def _reach(self, start: int, enough: int) -> int:
+        """Tokens worth guessing from `start`, going by how far back the two places agree; counting stops when that is `enough`."""
+        known, agreed = self._known, 0
+        while agreed < start and TRUST * agreed < enough and known[start - 1 - agreed] == known[-1 - agreed]:
+            agreed += 1
+        return int(TRUST * agreed)
 
     def _extend(self, token_ids: Sequence[int]) -> None:
         known = self._known

@@ -123,8 +123,10 @@ def load(
 
     `draft`: "none", "ngram", "auto" (the draft the package names if it is installed, else n-gram) or another package.
     Raises ArtifactError for missing or damaged packages, CapabilityError for parts that do not fit or cannot run here, ValueError
-    for a `draft_engine` without a draft model.
+    for a `draft_engine` without a draft model and for fewer than one of `threads`.
     """
+    if threads is not None and threads < 1:
+        raise ValueError(f"threads must be >= 1, got {threads}; leave it out for one per physical core")
     package, recipe = _resolve(model, recipe)
     chosen, draft_package, draft_recipe, notes = _choose_draft(draft, package)
     if draft_package is None and draft_engine != "auto":

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 import edgespec
+from tests.helpers.processes import finish, start
 
 COMMANDS = ("chat", "generate", "pull", "convert", "models", "bench", "doctor")
 
@@ -52,3 +53,20 @@ def test_help_loads_no_heavy_library():
         [sys.executable, "-c", f"import sys; sys.path[:0] = {sys.path!r}; {code}"], capture_output=True, text=True, check=True
     )
     assert done.stderr.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("closed", "arguments", "code", "says"),
+    [
+        ("stdin", ["generate"], 2, "the prompt from standard input is empty"),
+        ("stdin", ["chat"], 0, "on toy, draft ngram"),
+        ("stdout", ["generate", "hello"], 0, ""),
+        ("stderr", ["generate", "hello"], 0, ""),
+    ],
+)
+def test_a_stream_that_was_closed_before_the_start_is_an_empty_one(closed: str, arguments: list[str], code: int, says: str):
+    program = f"import sys; sys.{closed} = None; from tests.helpers.fake_runtime import install; install()"
+    found, out, err = finish(start(f"{program}; from edgespec_apps.cli import main; main()", *arguments))
+    assert found == code, err
+    assert says in err and "unexpected" not in err
+    assert bool(out) is (closed == "stderr")

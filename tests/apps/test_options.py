@@ -10,6 +10,7 @@ import typer
 
 from edgespec.orchestrator.runtime import Runtime
 from edgespec.orchestrator.session import Session
+from edgespec_apps import machine
 from edgespec_apps.cli import app
 from tests.helpers import fake_runtime
 from tests.helpers.command import Result
@@ -99,12 +100,12 @@ PROBES = {
         "prompt": ["other words"],
         "file": ["--file", "prompt.txt"],
         "raw": ["--raw"],
-        "logprobs": ["--json", "--logprobs", "2"],
+        "logprobs": ["--logprobs", "2"],
         "trace": ["--trace", "trace.jsonl"],
         "as_json": ["--json"],
-        "debug": ["--debug", "--model", "absent"],
+        "debug": ["--debug"],
     },
-    "chat": SHARED | SAMPLING | {"show_drafted": ["--show-drafted"], "debug": ["--debug", "--model", "absent"]},
+    "chat": SHARED | SAMPLING | {"show_drafted": ["--show-drafted"], "debug": ["--debug"]},
     "bench": SHARED
     | {
         "kinds": ["--kinds", "json"],
@@ -114,10 +115,51 @@ PROBES = {
         "peer_gguf": ["--peer-gguf", "x.gguf"],
         "peer_python": ["--peer-python", "x"],
         "as_json": ["--json"],
-        "debug": ["--debug", "--model", "absent"],
+        "debug": ["--debug"],
     },
 }
-SHORT = {"bench": ["--kinds", "chat", "--prompts", "1", "--repeats", "1", "--max-tokens", "2"]}
+PROBES |= {
+    "plan": {
+        "device": ["--device", "apple-m1"],
+        "model": ["--model", "8b"],
+        "draft": ["--draft", "600m"],
+        "memory": ["--memory", "6GB"],
+        "watts": ["--watts", "0.5"],
+        "cores": ["--cores", "1"],
+        "case": ["--case", "desktop"],
+        "bits": ["--bits", "8"],
+        "acceptance": ["--acceptance", "0.4"],
+        "context": ["--context", "9000"],
+        "as_json": ["--json"],
+        "debug": ["--debug"],
+    },
+    "simulate": {
+        "profile": ["--profile", "apple-m1"],
+        "model": ["--model", "8b"],
+        "draft": ["--draft", "600m"],
+        "minutes": ["--minutes", "0.3"],
+        "policy": ["--policy", "fixed:1"],
+        "case": ["--case", "desktop"],
+        "acceptance": ["--acceptance", "0.4"],
+        "seed": ["--seed", "8"],
+        "as_json": ["--json"],
+        "debug": ["--debug"],
+    },
+    "doctor": {"model": ["--model", "absent"], "as_json": ["--json"], "debug": ["--debug"]},
+    "models": {"verify": ["--verify"], "remove": ["--remove", "other"], "as_json": ["--json"], "debug": ["--debug"]},
+}
+# What is given in both runs: always, and for an option that says something about another or about an error.
+USUAL = {
+    "bench": ["--kinds", "chat", "--prompts", "1", "--repeats", "1", "--max-tokens", "2"],
+    "plan": ["--device", "snapdragon-8-elite", "--model", "7b"],
+    "simulate": ["--profile", "snapdragon-8-elite", "--model", "7b", "--minutes", "0.1", "--policy", "fixed:4"],
+}
+ALSO = {
+    "logprobs": ["--json"],
+    "acceptance": ["--draft", "600m"],
+    "debug": ["--model", "absent"],
+    "models debug": ["--remove", "absent"],
+}
 
 
 @pytest.fixture
@@ -136,7 +178,11 @@ def effects(command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
 
     recorded(Runtime, "session")
     recorded(Session, "stream")
+    monkeypatch.setattr(machine, "bandwidth_gbs", lambda threads: 10.0)
     monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "home" / "packages" / "little"
+    write_package(folder, "little")
+    (folder / "onnx-int8" / "weights.bin").write_bytes(b"wEights")  # damage of the kind that only --verify sees
     (tmp_path / "prompt.txt").write_text("from a file")
 
     def run(name: str, arguments: list[str]) -> tuple[object, ...]:
@@ -145,15 +191,30 @@ def effects(command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
         text = {"generate": b"from stdin", "chat": b"a\n"}.get(name, b"")
         result: Result = command(name, *arguments, stdin=text)
         spoken = [line for line in result.err.splitlines() if "tok/s" not in line]  # times differ anyway
-        return fake_runtime.loads.copy(), asked.copy(), sorted(p.name for p in tmp_path.iterdir()), result.out.startswith("{"), spoken
+        out = result.out[:1] if name in ("bench", "doctor", "generate") else result.out  # these tell times and loads
+        return fake_runtime.loads.copy(), asked.copy(), sorted(p.name for p in tmp_path.iterdir()), out, spoken
 
     return run
 
 
-@pytest.mark.parametrize(("name", "option"), [(name, option) for name, options in PROBES.items() for option in options])
+CASES = [
+    pytest.param(
+        name,
+        option,
+        marks=pytest.mark.xfail(strict=True, reason="plan always puts a model on the GPU or NPU, where cores do not count")
+        if (name, option) == ("plan", "cores")
+        else (),
+    )
+    for name, options in PROBES.items()
+    for option in options
+]
+
+
+@pytest.mark.parametrize(("name", "option"), CASES)
 def test_every_option_has_an_effect(effects, name: str, option: str):
-    """Only errors and effects count as such: the two runs differ in what they load, ask, write or refuse."""
-    usual = SHORT.get(name, [])
+    """The two runs differ in what they load, ask, write, say or refuse."""
+    usual = USUAL.get(name, []) + ALSO.get(f"{name} {option}", ALSO.get(option, []))
+    assert effects(name, usual) == effects(name, usual)
     assert effects(name, usual) != effects(name, usual + PROBES[name][option])
 
 

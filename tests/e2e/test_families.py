@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -95,6 +96,18 @@ def test_no_draft_and_no_policy_changes_a_greedy_answer(street: Street, family: 
     assert drafted > 0
 
 
+@pytest.mark.parametrize(("temperature", "verify"), [("0", "greedy"), ("0.9", "rejection")])
+@pytest.mark.parametrize(("engine", "recipe"), [("reference", "float32"), ("onnx", "int8")])
+def test_a_draft_that_is_the_target_is_never_refused(street: Street, engine: str, recipe: str, temperature: str, verify: str) -> None:
+    """Losslessness cannot see a broken drafter: this can. On engines whose rows do not depend on their neighbours."""
+    model = ("--model", "qwen3", "--recipe", recipe, "--engine", engine, "--draft", f"qwen3@{recipe}", "--draft-engine", engine)
+    drawn = ("--temperature", temperature, "--verify", verify, "--bias", "0=-100", "--bias", "2=-100")  # no stop before the end
+    options = ("--policy", "fixed:4", "--max-tokens", "20", *drawn)
+    stats = street.run("generate", *model, *options, "--json", PROMPT).line()["stats"]
+    assert stats["kept"] == stats["drafted"] == 16
+    assert (stats["rounds"], stats["tokens"]) == (4, 20)
+
+
 def test_the_last_line_of_json_has_every_promised_key(street: Street) -> None:
     answer = street.run("generate", "--model", "llama", "--engine", "reference", "--max-tokens", "4", "--json", "hello").line()
     assert answer["schema"] == "edgespec.generate/1"
@@ -124,6 +137,16 @@ def test_a_package_that_was_copied_elsewhere_is_whole_and_answers_the_same(stree
         "generate", "--model", str(tmp_path / "moved" / "elsewhere"), "--engine", "onnx", "--max-tokens", "6", "--json", "hello"
     )
     assert there.line()["token_ids"] == here["token_ids"]
+
+
+def test_a_piped_chat_remembers_and_saves_what_was_said(street: Street, tmp_path: Path) -> None:
+    saved = tmp_path / "chat.json"
+    lines = f"the string\nreturn\n/stats\n/save {saved}\n".encode()
+    result = street.run("chat", "--model", "qwen3", "--engine", "onnx", "--max-tokens", "5", stdin=lines)
+    assert result.code == 0 and "2 answers" in result.err
+    messages = json.loads(saved.read_text())["messages"]
+    assert [message["role"] for message in messages] == ["user", "assistant"] * 2
+    assert result.out == "".join(f"{message['content']}\n" for message in messages[1::2])
 
 
 def test_the_store_verifies_and_lists_what_was_converted(street: Street) -> None:

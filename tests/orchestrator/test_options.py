@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
+import edgespec
 from edgespec.core.errors import CapabilityError
 from edgespec.core.plan import Knobs
 from edgespec.core.sampling import Sampling
@@ -81,3 +82,9 @@ def test_at_temperature_0_filters_and_seeds_leave_the_likeliest_token(filters: d
     session = toy_runtime(toy_lm(2), draft="none").session()
     plain = session.generate("abc", max_tokens=20).token_ids
     assert session.generate("abc", max_tokens=20, sampling=Sampling(**filters)).token_ids == plain  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("threads", [0, -2])
+def test_no_threads_at_all_are_refused_before_the_model_is_looked_for(threads: int) -> None:
+    with pytest.raises(ValueError, match="threads must be >= 1"):
+        edgespec.load("nowhere", threads=threads)

@@ -18,7 +18,7 @@ def functions(file: Path) -> set[str]:
 
 
 def test_every_promised_case_has_a_row_with_tests() -> None:
-    assert PROMISED <= ROWS.keys()
+    assert ROWS.keys() >= PROMISED
     for case, row in ROWS.items():
         assert re.search(r"`tests/[^`]+::test_\w+`", row), case
 
