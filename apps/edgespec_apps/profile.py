@@ -94,6 +94,8 @@ def settings(model: ModelOptions, minutes: float, *, quick: bool) -> Settings:
         max_tokens=QUICK_TOKENS if quick else TOKENS,
         policy=model.policy,
         verify=model.verify.value,
+        knobs=model.knobs(),
+        max_context=model.max_context,
     )
 
 
@@ -108,7 +110,7 @@ def _measure(model: ModelOptions, minutes: float, *, quick: bool) -> tuple[Measu
     with model.load() as runtime, progress_bar("profiling") as advance, ctrl_c(cancel.cancel):
         profiler = Profiler(
             runtime,
-            _prompts(runtime),
+            _prompts(runtime, model.max_context or runtime.spec.max_context),
             machine=here,
             settings=settings(model, minutes, quick=quick),
             bandwidth=lambda: machine.bandwidth_gbs(threads=threads),
@@ -119,15 +121,15 @@ def _measure(model: ModelOptions, minutes: float, *, quick: bool) -> tuple[Measu
     return measured, cancel.cancelled
 
 
-def _prompts(runtime: Runtime) -> Mapping[str, Sequence[Sequence[int]]]:
+def _prompts(runtime: Runtime, max_context: int) -> Mapping[str, Sequence[Sequence[int]]]:
     """The bench's prompts as token ids, by kind; those that leave no room for an answer are left out."""
     found: dict[str, list[Sequence[int]]] = {}
     for prompt in load_prompts(KINDS):
         ids = encode(runtime, prompt.text)
-        if len(ids) <= runtime.spec.max_context - TOKENS:
+        if len(ids) <= max_context - TOKENS:
             found.setdefault(prompt.kind, []).append(ids)
     if not found:
-        raise ValueError(f"{runtime.spec.name} has a context of {runtime.spec.max_context} tokens: too short for the profile's prompts")
+        raise ValueError(f"a context of {max_context} tokens is too short for the profile's prompts")
     return found
 
 
