@@ -187,6 +187,7 @@ def test_a_draft_model_has_its_own_costs() -> None:
     assert measured.draft.forward_ms == pytest.approx({4: 3.0, 40: 3.0})
     assert measured.unit.dispatch_floor_ms == pytest.approx(3.0), "of the smaller model"
     assert measured.kinds["code"].kept[0] == measured.kinds["code"].tested[0], "it is its target's twin"
+    assert set(measured.kinds["code"].offered) == {measured.kinds["code"].rounds}, "rounds cut short by the end of an answer are left out"
     assert set(measured.not_measured) == {"energy"}
 
 
