@@ -99,6 +99,10 @@ def settings(model: ModelOptions, minutes: float, *, quick: bool) -> Settings:
         policy=model.policy,
         verify=model.verify.value,
         knobs=model.knobs(),
+<<<<<<< HEAD
+=======
+        max_context=model.max_context,
+>>>>>>> refs/heads/profile
     )
 
 
@@ -113,7 +117,7 @@ def _measure(model: ModelOptions, minutes: float, *, quick: bool) -> tuple[Measu
     with model.load() as runtime, progress_bar("profiling") as advance, ctrl_c(cancel.cancel):
         profiler = Profiler(
             runtime,
-            _prompts(runtime),
+            _prompts(runtime, model.max_context or runtime.spec.max_context),
             machine=here,
             settings=settings(model, minutes, quick=quick),
             bandwidth=lambda: machine.bandwidth_gbs(threads=threads),
@@ -124,15 +128,15 @@ def _measure(model: ModelOptions, minutes: float, *, quick: bool) -> tuple[Measu
     return measured, cancel.cancelled
 
 
-def _prompts(runtime: Runtime) -> Mapping[str, Sequence[Sequence[int]]]:
+def _prompts(runtime: Runtime, max_context: int) -> Mapping[str, Sequence[Sequence[int]]]:
     """The bench's prompts as token ids, by kind; those that leave no room for an answer are left out."""
     found: dict[str, list[Sequence[int]]] = {}
     for prompt in load_prompts(KINDS):
         ids = encode(runtime, prompt.text)
-        if len(ids) <= runtime.spec.max_context - TOKENS:
+        if len(ids) <= max_context - TOKENS:
             found.setdefault(prompt.kind, []).append(ids)
     if not found:
-        raise ValueError(f"{runtime.spec.name} has a context of {runtime.spec.max_context} tokens: too short for the profile's prompts")
+        raise ValueError(f"a context of {max_context} tokens is too short for the profile's prompts")
     return found
 
 
@@ -155,7 +159,7 @@ def summary(measured: Measured) -> dict[str, Any]:
     return to_table(measured) | {
         "schema": SCHEMA,
         "best": {
-            v.kind: {"draft_tokens": v.draft_tokens, "expected": v.expected, "measured": v.measured, "few_samples": v.thin}
+            v.kind: {"draft_tokens": v.draft_tokens, "expected": v.expected, "measured": v.measured, "few_rounds": v.thin}
             for v in verdicts(measured)
         },
         "best_for_all": {"draft_tokens": overall.draft_tokens, "expected": overall.speed_up} if overall else None,
@@ -169,7 +173,7 @@ def _print(measured: Measured, files: Mapping[str, str]) -> None:
     found = verdicts(measured)
     for v in found:
         was = f" ({v.measured:.2f}x measured)" if v.measured is not None else ""
-        print(f"{v.headline}{was}. {v.why}{' Few samples: a hint, not a finding.' if v.thin else ''}")
+        print(f"{v.headline}{was}. {v.why}{' Few rounds: a hint, not a finding.' if v.thin else ''}")
     if not found:
         print("Too little was measured to recommend a draft length.")
     for what, why in measured.not_measured.items():
@@ -193,5 +197,5 @@ def _compare(a: Path, b: Path, out: Path | None, *, as_json: bool) -> None:
     width = max((len(what) for what, _, _ in rows), default=0)
     print(f"{'':<{width}}{'A':>12}{'B':>12}{'B / A':>9}")
     for what, x, y in rows:
-        print(f"{what:<{width}}{x:>12.4g}{y:>12.4g}{y / x if x else float('nan'):>9.2f}")
+        print(f"{what:<{width}}{x:>12.4g}{y:>12.4g}{f'{y / x:.2f}' if x else '-':>9}")
     print(f"Report: {page}")

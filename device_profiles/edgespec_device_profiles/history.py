@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from edgespec.core.errors import ArtifactError
@@ -33,7 +33,7 @@ def save(measured: Measured, folder: Path) -> Path:
     home = folder / measured.machine.name
     home.mkdir(parents=True, exist_ok=True)
     stamp = measured.date[:19].replace("-", "").replace(":", "").replace("T", "-")
-    model = "".join(c if c.isalnum() or c in "-._" else "-" for c in measured.model.name)
+    model = _file_words(measured.model.name)
     for n in range(1, 1000):
         file = home / f"{stamp}-{model}{'' if n == 1 else f'-{n}'}.toml"
         if not file.exists():
@@ -58,14 +58,24 @@ def write_whole(file: Path, text: str) -> None:
 
 
 def latest(folder: Path, machine: str, *, model: str, on_damaged: Callable[[ArtifactError], None] = lambda error: None) -> Measured | None:
-    """The newest usable profile of this machine: of this model before others, complete ones before interrupted ones."""
-    usable = [m for m in _all(folder / machine, on_damaged) if m.usable]
-    return max(usable, key=lambda m: (m.model.name == model, m.complete, m.date), default=None)
+    """The newest usable profile of this machine: of this model before others, complete ones before interrupted ones.
 
-
-def _all(folder: Path, on_damaged: Callable[[ArtifactError], None]) -> Iterator[Measured]:
-    for file in sorted(folder.glob("*.toml")):
+    Reads the likeliest files first and no more than it must: programs ask at every start.
+    """
+    found: list[Measured] = []
+    files = (folder / machine).glob("*.toml")
+    for file in sorted(files, key=lambda file: (_file_words(model) in file.stem, file.name), reverse=True):
         try:
-            yield load(file)
+            measured = load(file)
         except ArtifactError as error:
             on_damaged(error)
+            continue
+        if measured.usable:
+            found.append(measured)
+            if measured.complete and measured.model.name == model:
+                break
+    return max(found, key=lambda m: (m.model.name == model, m.complete, m.date), default=None)
+
+
+def _file_words(name: str) -> str:
+    return "".join(c if c.isalnum() or c in "-._" else "-" for c in name)

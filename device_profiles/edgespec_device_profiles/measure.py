@@ -37,12 +37,16 @@ FLOOR_PASSES = 12
 OVERLAP_TURNS, OVERLAP_PASSES = 3, 4
 DEEPEST_GUESS = {"ngram": 15}  # tokens; a model pays for each of them
 DEEPEST_MODEL_GUESS = 8
-SHARES = {"cost of rows": 0.35, "two units at once": 0.05, "acceptance": 0.25, "speed over time": 0.35}  # of the time
+SHARES = {"cost of rows": 0.3, "two units at once": 0.05, "acceptance": 0.35, "speed over time": 0.3}  # of the time
+ACCEPTANCE_TOKENS = 128  # per answer: the rounds at its end, which have no room for a long draft, tell nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """`seconds` is aimed at, not promised: every stage does the least that gives a figure. `max_tokens` per answer."""
+    """`seconds` is aimed at, not promised: every stage does the least that gives a figure. `max_tokens` per answer over time.
+
+    `contexts` and answers that would pass `max_context`, or the model's own limit, are left out or cut.
+    """
 
     seconds: float
     contexts: Sequence[int] = CONTEXTS
@@ -50,7 +54,12 @@ class Settings:
     max_tokens: int = 96
     policy: str = "adaptive"
     verify: str = "auto"
+<<<<<<< HEAD
     knobs: Knobs = field(default_factory=Knobs)
+=======
+    knobs: Knobs = field(default_factory=Knobs)  # of the speculative answers
+    max_context: int | None = None
+>>>>>>> refs/heads/profile
 
 
 @dataclass(slots=True)
@@ -231,15 +240,15 @@ class Profiler:
         """Long drafts on real prompts, kinds in turn."""
         if self._runtime.draft_name == "none":
             raise _NotHere("nothing is drafted")
-        deepest = DEEPEST_GUESS.get(self._runtime.draft_name, DEEPEST_MODEL_GUESS)
+        deepest = min(DEEPEST_GUESS.get(self._runtime.draft_name, DEEPEST_MODEL_GUESS), self._settings.knobs.max_draft_tokens)
         queue = [(kind, ids) for turn in _turns(self._prompts) for kind, ids in turn]
-        for n in self._until("acceptance", least=len(self._prompts)):
+        for n in self._until("acceptance", least=2 * len(self._prompts)):
             if n >= len(queue):
                 return
             kind, ids = queue[n]
-            left = self._settings.max_tokens
-            for t in self._answer(ids, f"fixed:{deepest}").traces:
-                if left > deepest:  # near the end drafts are cut short, which says nothing about the drafter
+            left = min(ACCEPTANCE_TOKENS, self._limit - len(ids))
+            for t in self._answer(ids, f"fixed:{deepest}", max_tokens=left).traces[:-1]:  # a stop cuts the last one short
+                if left > deepest:
                     self._rounds[kind].append(t)
                 left -= t.emitted
 
@@ -250,7 +259,7 @@ class Profiler:
         for n in self._until("speed over time", least=2 * len(kinds)):
             turn, (kind, prompts) = n // len(kinds), kinds[n % len(kinds)]
             for mode, policy in (("plain", "fixed:0"), ("speculative", self._settings.policy)):
-                answer = self._answer(prompts[turn % len(prompts)], policy, mode)
+                answer = self._answer(prompts[turn % len(prompts)], policy, mode, max_tokens=self._settings.max_tokens)
                 if mode == "speculative":
                     self._policy_rounds[kind] += answer.traces[:-1]  # the last round of an answer leaves no choice
                 state = answer.power
@@ -267,17 +276,22 @@ class Profiler:
 
     # --- helpers
 
-    def _answer(self, prompt: Sequence[int], policy: str, mode: str = "") -> _Answered:
+    def _answer(self, prompt: Sequence[int], policy: str, mode: str = "", *, max_tokens: int) -> _Answered:
         """One greedy answer in a fresh session. A cancelled one raises; its rounds are lost."""
-        room = min(self._runtime.spec.max_context, len(prompt) + self._settings.max_tokens + 1)
+        room = min(self._limit, len(prompt) + max_tokens + 1)
         mj = self._meter_mj() if self._meter_mj and mode else None
         cancel = CancelToken()  # a session cancels its token when it closes, so it gets one of its own
         chunks: list[Chunk] = []
         at_s: list[float] = []
+<<<<<<< HEAD
         chosen = self._settings
         session = self._runtime.session(policy=policy, verify=chosen.verify, max_context=room, knobs=chosen.knobs)
+=======
+        knobs = self._settings.knobs if mode == "speculative" else None
+        session = self._runtime.session(policy=policy, verify=self._settings.verify, max_context=room, knobs=knobs)
+>>>>>>> refs/heads/profile
         with session, self._cancel.watch(cancel.cancel):
-            for chunk in session.stream(list(prompt), max_tokens=self._settings.max_tokens, cancel=cancel):
+            for chunk in session.stream(list(prompt), max_tokens=max_tokens, cancel=cancel):
                 chunks.append(chunk)
                 at_s.append(self._clock())
         self._cancel.check()
@@ -315,12 +329,16 @@ class Profiler:
             self._progress(stage, min(99, round(100 * max(spent, n / least if n < least else spent))), 100)
 
     def _fitting_contexts(self, engine: Engine) -> list[int]:
-        longest = engine.spec.max_context - max(self._fitting_rows())
+        longest = min(self._limit, engine.spec.max_context) - max(self._fitting_rows())
         return [c for c in self._settings.contexts if c <= longest] or [max(1, longest // 2)]
 
     def _fitting_rows(self) -> list[int]:
         capabilities = self._runtime.target.capabilities
-        return [m for m in self._settings.rows if m <= min(capabilities.max_rows, self._runtime.spec.max_context // 2)]
+        return [m for m in self._settings.rows if m <= min(capabilities.max_rows, self._limit // 2)]
+
+    @property
+    def _limit(self) -> int:
+        return min(self._runtime.spec.max_context, self._settings.max_context or self._runtime.spec.max_context)
 
     def _draft_cost(self) -> DraftCost:
         rounds = [t for traces in self._rounds.values() for t in traces]

@@ -69,6 +69,5 @@ def best(steps: Sequence[Step]) -> Step | None:
     if not steps:
         return None
     top = max(step.speed_up for step in steps)
-    if top < 1.0 + MARGIN:
-        return steps[0]
-    return next(step for step in steps if step.speed_up >= top * (1.0 - MARGIN))
+    enough = max(1.0 + MARGIN, top * (1.0 - MARGIN))
+    return next((step for step in steps if step.speed_up >= enough), steps[0])

@@ -111,7 +111,7 @@ def _verdict(m: Measured) -> str:
     items: list[str] = []
     for v in found:
         measured = f" ({v.measured:.2f}x measured with policy {escape(m.policy)})" if v.measured is not None else ""
-        thin = ' <span class="thin">Few samples: a hint, not a finding.</span>' if v.thin else ""
+        thin = ' <span class="thin">Few rounds: a hint, not a finding.</span>' if v.thin else ""
         mood = "yes" if v.draft_tokens else "no"
         items.append(f'<li class="{mood}"><strong>{escape(v.headline)}</strong>{measured}. {escape(v.why)}{thin}</li>')
     overall = one_for_all(m)

@@ -10,7 +10,7 @@ from statistics import harmonic_mean, median
 from edgespec_device_profiles.measured import Kind, Measured
 from edgespec_device_profiles.outlook import Step, alphas, best, outlook
 
-FEW = 30  # guesses at the first position below which a figure is a hint
+FEW_ROUNDS = 40  # below which a figure is a hint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,9 +26,9 @@ class Verdict:
 
     @property
     def headline(self) -> str:
-        if self.draft_tokens:
-            return f"Draft {self.draft_tokens} token{'s' * (self.draft_tokens > 1)} on {self.kind}: {self.expected:.2f}x expected"
-        return f"Do not draft on {self.kind}"
+        n = self.draft_tokens
+        words = f"draft {n} token{'s' * (n > 1)} on {self.kind}: {self.expected:.2f}x expected" if n else f"do not draft on {self.kind}"
+        return f"Perhaps {words}" if self.thin else words[0].upper() + words[1:]
 
 
 def verdicts(measured: Measured) -> list[Verdict]:
@@ -46,10 +46,14 @@ def verdicts(measured: Measured) -> list[Verdict]:
                 expected=chosen.speed_up,
                 measured=gain(measured, name),
                 why=_why(kind, steps, chosen),
-                thin=bool(kind.tested) and kind.tested[0] < FEW,
+                thin=_thin(kind),
             )
         )
     return out
+
+
+def _thin(kind: Kind) -> bool:
+    return kind.rounds < FEW_ROUNDS
 
 
 def _why(kind: Kind, steps: Sequence[Step], chosen: Step) -> str:
@@ -71,8 +75,12 @@ def _why(kind: Kind, steps: Sequence[Step], chosen: Step) -> str:
 
 
 def one_for_all(measured: Measured) -> Step | None:
-    """The single length with the best geometric mean over the kinds (`speed_up` is that mean; tokens and ms are the first kind's)."""
-    curves = [steps for kind in measured.kinds.values() if (steps := outlook(measured, kind))]
+    """The single length with the best geometric mean over the kinds (`speed_up` is that mean; tokens and ms are the first kind's).
+
+    Kinds with few rounds have a say only if there is no other.
+    """
+    kinds = [kind for kind in measured.kinds.values() if not _thin(kind)] or list(measured.kinds.values())
+    curves = [steps for kind in kinds if (steps := outlook(measured, kind))]
     if not curves:
         return None
     means: list[Step] = []

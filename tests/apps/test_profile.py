@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
+<<<<<<< HEAD
 from edgespec.core.plan import Knobs
+=======
+>>>>>>> refs/heads/profile
 from edgespec.orchestrator.runtime import Runtime
 from edgespec_apps import machine
 from edgespec_apps.measure import Prompt
@@ -44,7 +47,7 @@ def test_json_says_what_was_found_and_where_it_is(profile, tmp_path: Path):
     assert set(report["units"]["cpu"]["forward_ms"]) == {"1", "2", "3", "4", "6", "8", "12", "16"}
     assert report["units"]["cpu"]["bandwidth_gbs"] == 20.0
     assert report["best"].keys() == {"code-edit", "chat"}
-    assert report["best"]["chat"].keys() == {"draft_tokens", "expected", "measured", "few_samples"}
+    assert report["best"]["chat"].keys() == {"draft_tokens", "expected", "measured", "few_rounds"}
     assert report["best_for_all"]["draft_tokens"] >= 0
     file, page = Path(report["files"]["profile"]), Path(report["files"]["report"])
     assert file.parent.parent == tmp_path / "new" / "folder"
@@ -71,6 +74,29 @@ def test_the_next_load_uses_it(profile, command):
     before, during, after = (load["profile"] for load in fake_runtime.loads)
     assert before is None and during is None
     assert "with m on toy" in after.provenance and after.units["cpu"].forward_ms[16]
+
+
+def test_limits_are_kept(profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    asked: list[dict[str, object]] = []
+    session = Runtime.session
+    monkeypatch.setattr(Runtime, "session", lambda self, **options: asked.append(options) or session(self, **options))
+    limits = ("--max-context", "200", "--max-draft", "3", "--energy", "saver", "--verify", "greedy", "--policy", "adaptive")
+    result = profile(*limits, "--out", str(tmp_path), "--json")
+    assert result.code == 0
+    report = json.loads(result.out)
+    assert set(report["units"]["cpu"]["forward_ms"]["1"]) == {"64"}
+    assert {len(kind["offered"]) for kind in report["kinds"].values()} == {3}
+    assert {(o["policy"], o["knobs"].energy if o["knobs"] else None) for o in asked} == {  # type: ignore[attr-defined]
+        ("fixed:3", None),
+        ("fixed:0", None),
+        ("adaptive", "saver"),
+    }
+    assert all(o["verify"] == "greedy" and o["max_context"] <= 200 for o in asked)  # type: ignore[operator]
+
+
+def test_a_context_without_room_for_any_prompt(profile):
+    result = profile("--max-context", "90")
+    assert result.code == 2 and "90 tokens is too short" in result.err
 
 
 def test_a_damaged_profile_is_told_and_no_obstacle(command, tmp_path: Path):

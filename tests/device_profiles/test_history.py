@@ -46,6 +46,17 @@ def test_the_newest_of_this_model_then_the_newest_of_any(tmp_path: Path) -> None
     assert history.latest(tmp_path, "another-machine", model="tiny") is None
 
 
+def test_one_file_is_read_where_one_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for day in range(1, 6):
+        history.save(example(date=f"2026-01-0{day}T00:00:00+00:00"), tmp_path)
+        history.save(example(date=f"2026-01-0{day}T00:00:00+00:00", model=OTHER), tmp_path)
+    read: list[str] = []
+    load = history.load
+    monkeypatch.setattr(history, "load", lambda file: read.append(file.name) or load(file))
+    assert history.latest(tmp_path, MACHINE.name, model="tiny") is not None
+    assert read == ["20260105-000000-tiny.toml"]
+
+
 def test_an_interrupted_or_hot_run_does_not_replace_a_whole_one(tmp_path: Path) -> None:
     """ESB-70: a run in which everything was hot has no figures, so the older cool ones stay in use."""
     cool = example()

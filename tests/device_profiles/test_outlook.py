@@ -46,6 +46,7 @@ def test_positions_that_were_never_tested_are_not_guessed_at() -> None:
         ([1.0, 1.3, 1.5, 1.4], 2),
         ([1.0, 1.30, 1.45, 1.46, 1.47], 2),  # longer is not really better
         ([1.0, 1.02, 1.01], 0),  # no gain worth having
+        ([1.0, 1.025, 1.05], 2),  # as good as any, but no gain by itself
         ([1.0, 0.8], 0),
         ([1.0], 0),
     ],
@@ -71,9 +72,16 @@ def test_verdicts_name_the_length_the_gain_and_the_reason() -> None:
     assert "no gain worth having" in chat.why
 
 
-def test_few_guesses_are_a_hint() -> None:
-    [found] = verdicts(example(kinds={"code": kind(offered=(9, 9), tested=(9, 8), kept=(8, 7))}))
-    assert found.thin
+def test_few_rounds_are_a_hint_and_outvoted() -> None:
+    few = kind(rounds=9, offered=(9, 9), tested=(9, 9), kept=(9, 9))
+    chat = example().kinds["chat"]
+    good, bad = verdicts(example(kinds={"code": few, "chat": chat}))
+    assert good.thin and good.headline.startswith("Perhaps draft 2 tokens on code")
+    assert not bad.thin and bad.draft_tokens == 0
+    overall = one_for_all(example(kinds={"code": few, "chat": chat}))
+    assert overall is not None and overall.draft_tokens == 0
+    alone = one_for_all(example(kinds={"code": few}))
+    assert alone is not None and alone.draft_tokens == 2
 
 
 def test_a_drafter_with_nothing_to_say() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,6 +20,12 @@ class Clock:
 
     def __init__(self) -> None:
         self.now = 0.0
+        self._lock = threading.Lock()
+
+    def advance(self, ms: float) -> None:
+        """From any thread."""
+        with self._lock:
+            self.now += ms / 1e3
 
     def __call__(self) -> float:
         return self.now
@@ -39,7 +46,7 @@ class TimedEngine(ToyEngine):
         scores = super().forward(work, features=features, cancel=cancel)
         if batch.n_scored:
             self.log.append((len(batch), cache.length))
-            self.clock.now += self.cost_ms(len(batch), cache.length) / 1e3
+            self.clock.advance(self.cost_ms(len(batch), cache.length))
         return scores
 
 
