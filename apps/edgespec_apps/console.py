@@ -33,7 +33,7 @@ def one_line(text: str) -> str:
 
 
 def complain(text: str) -> None:
-    say(f"edgespec: error: {one_line(text)}")
+    say(f"edgespec: error: {safe(one_line(text))}")  # it may quote what a stranger's file holds
 
 
 def write(text: str) -> None:

@@ -154,7 +154,7 @@ class MlxEngine:
     @property
     def decoder(self) -> Decoder:
         if self._decoder is None:
-            raise ContractError(f"the engine of {self._spec.name} is closed")
+            raise DeviceError(f"the engine of {self._spec.name} is closed")
         return self._decoder
 
     def new_cache(self, capacity: int) -> MlxCache:

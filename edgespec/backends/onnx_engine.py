@@ -254,11 +254,11 @@ class OnnxEngine:
         step.position_ids[0, n] = start + n
         seen = None if parents is None else ancestor_mask(parents)
         nodes = step.bias[""][:n, start : start + n] if "" in step.bias else None
-        if seen is not None and nodes is not None:
-            nodes[~seen] = _MASKED
-        if "window_" in step.bias:
-            _mask_windows(step, start, self._config.sliding_window, seen)
         try:
+            if seen is not None and nodes is not None:
+                nodes[~seen] = _MASKED
+            if "window_" in step.bias:
+                _mask_windows(step, start, self._config.sliding_window, seen)
             self._open().run_with_iobinding(step.binding, self._options)
         except (RuntimeError, *library_errors()) as error:  # the Python layer turns some of its own into RuntimeError
             raise DeviceError(f"ONNX Runtime failed while running {self._spec.name}: {error}") from error

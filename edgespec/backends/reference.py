@@ -20,7 +20,7 @@ from edgespec.core.cancel import CancelToken
 from edgespec.core.decoder import DecoderConfig
 from edgespec.core.draft import depths, path_to
 from edgespec.core.engine import Cache, Capabilities, ModelSpec, Scores, TokenBatch, check_batch, check_path
-from edgespec.core.errors import ArtifactError, CapabilityError, ContractError
+from edgespec.core.errors import ArtifactError, CapabilityError, ContractError, DeviceError
 from edgespec.core.manifest import Artifact, Manifest
 from edgespec.core.scores import Float32, Float64, HostLogits, Int32
 
@@ -185,15 +185,18 @@ class ReferenceEngine:
         self, work: Sequence[tuple[TokenBatch, Cache]], *, features: bool = False, cancel: CancelToken | None = None
     ) -> list[Scores]:
         with self._lock:
+            if not self._tensors:
+                raise DeviceError(f"the engine of {self.spec.name} is closed")
             for batch, cache in work:
                 check_batch(batch, cache, self.spec, self.capabilities)
             done = [(cache, batch, *self._score(batch, _own(cache), cancel)) for batch, cache in work]
             for cache, batch, _, keys, values in done:
                 _own(cache).hold(batch.parents, keys, values)
-        return [Scores(self._logits(x[len(x) - batch.n_scored :]), x if features else None) for _, batch, x, _, _ in done]
+            return [Scores(self._logits(x[len(x) - batch.n_scored :]), x if features else None) for _, batch, x, _, _ in done]
 
     def close(self) -> None:
-        self._tensors.clear()
+        with self._lock:
+            self._tensors.clear()
 
     def _score(self, batch: TokenBatch, cache: ReferenceCache, cancel: CancelToken | None) -> tuple[Float32, Float32, Float32]:
         """Hidden states [n, hidden] before the final norm, and the batch's keys and values [layers, n, kv_heads, head_dim]."""

@@ -13,7 +13,7 @@ class CancelToken:
     """Set once, from any thread. Engines that can interrupt a running device call `watch` it."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may cancel while its own thread is in here
         self._event = threading.Event()
         self._watchers: list[Callable[[], None]] = []
 
@@ -41,10 +41,9 @@ class CancelToken:
     def watch(self, interrupt: Callable[[], None]) -> Generator[None]:
         """Call `interrupt` (from the cancelling thread) if the token is set while the block runs."""
         with self._lock:
-            if self._event.is_set():
-                raise Cancelled("cancelled by the caller")
             self._watchers.append(interrupt)
         try:
+            self.check()
             yield
         finally:
             with self._lock:

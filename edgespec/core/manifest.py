@@ -12,9 +12,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import PurePosixPath
-from typing import Any, Literal, Self
+from types import NoneType, UnionType
+from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
 
 from edgespec.core.decoder import DecoderConfig
 from edgespec.core.engine import ModelSpec
@@ -96,6 +97,8 @@ class Manifest:
         if self.schema != SCHEMA:
             raise ArtifactError(f"package {self.name!r} has schema {self.schema!r}, this edgespec reads {SCHEMA!r}; convert it again")
         check_name(self.name)
+        if self.draft is not None:
+            check_name(self.draft)
         if not 0 < self.vocab_size <= self.decoder.vocab_rows:
             raise ArtifactError(f"package {self.name!r}: {self.vocab_size} tokens but {self.decoder.vocab_rows} embedding rows")
         paths = [self.tokenizer.file, *self.files]
@@ -140,7 +143,9 @@ class Manifest:
             data["tokenizer"] = TokenizerSpec(**spec)
             data["files"] = _records(data["files"])
             data["artifacts"] = tuple(_artifact(a) for a in data["artifacts"])
-            return cls(**data)
+            manifest = cls(**data)
+            _check_types(manifest)
+            return manifest
         except ArtifactError:
             raise
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -171,3 +176,34 @@ def _artifact(data: Mapping[str, Any]) -> Artifact:
     values["files"] = _records(data["files"])
     values["parity"] = Parity(**data["parity"]) if data.get("parity") else None
     return Artifact(**values)
+
+
+def _check_types(record: Any) -> None:
+    """Raise TypeError for a field of a dataclass, or of one inside it, whose value is not of the declared type."""
+    hints = get_type_hints(type(record))
+    for each in fields(record):
+        value = getattr(record, each.name)
+        if not _fits(value, hints[each.name]):
+            raise TypeError(f"{each.name} should be {each.type}, found {value!r:.60}")
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    kind, parameters = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return True
+    if kind is UnionType:
+        return any(_fits(value, choice) for choice in parameters)
+    if kind is Literal:
+        return value in parameters
+    if kind is tuple:
+        return isinstance(value, tuple) and all(_fits(item, parameters[0]) for item in value)  # pyright: ignore[reportUnknownVariableType]
+    if kind is Mapping:
+        return isinstance(value, dict) and all(_fits(item, parameters[1]) for item in value.values())  # pyright: ignore[reportUnknownVariableType]
+    if is_dataclass(hint):
+        if isinstance(value, hint):  # pyright: ignore[reportArgumentType]
+            _check_types(value)
+            return True
+        return False
+    if hint is float:
+        return type(value) in (int, float)
+    return type(value) is (NoneType if hint is None else hint)  # bool is no int here

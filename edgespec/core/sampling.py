@@ -16,6 +16,8 @@ import numpy as np
 from edgespec.core.scores import Float32, Float64
 
 _PARTIAL = 1024  # candidates sorted before top-p falls back to sorting the whole vocabulary
+_EXTREME = 1e6  # beyond this, or its inverse, options would carry logits out of float32
+_LARGEST_BIAS = 1e30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +47,8 @@ class Sampling:
                 raise ValueError(f"{f.name} must be a finite number, got {value}")
         if self.temperature < 0:
             raise ValueError(f"temperature must be >= 0, got {self.temperature}")
+        if self.temperature and not 1 / _EXTREME <= self.temperature <= _EXTREME:
+            raise ValueError(f"temperature must be 0 or lie in {1 / _EXTREME:g}..{_EXTREME:g}, got {self.temperature}")
         if self.top_k < 0:
             raise ValueError(f"top_k must be >= 0 (0: off), got {self.top_k}")
         if not 0 < self.top_p <= 1:
@@ -53,13 +57,18 @@ class Sampling:
             raise ValueError(f"min_p must lie in [0, 1], got {self.min_p}")
         if self.repetition_penalty <= 0:
             raise ValueError(f"repetition_penalty must be > 0 (1: off), got {self.repetition_penalty}")
+        if not 1 / _EXTREME <= self.repetition_penalty <= _EXTREME:
+            raise ValueError(f"repetition_penalty must lie in {1 / _EXTREME:g}..{_EXTREME:g}, got {self.repetition_penalty}")
+        for name in ("presence_penalty", "frequency_penalty"):
+            if abs(getattr(self, name)) > _EXTREME:
+                raise ValueError(f"{name} must lie in {-_EXTREME:g}..{_EXTREME:g}, got {getattr(self, name)}")
         if self.seed is not None and self.seed < 0:
             raise ValueError(f"seed must be >= 0, got {self.seed}")
         if self.logprobs is not None and not 0 <= self.logprobs <= 20:
             raise ValueError(f"logprobs must lie in 0..20, got {self.logprobs}")
         for token, value in self.bias.items():
-            if token < 0 or math.isnan(value) or value == math.inf:
-                raise ValueError(f"bias needs token ids >= 0 and values below infinity, got {token}: {value}")
+            if token < 0 or not (abs(value) <= _LARGEST_BIAS or value == -math.inf):
+                raise ValueError(f"bias needs token ids >= 0, and values that are -inf or at most {_LARGEST_BIAS:g}, got {token}: {value}")
         object.__setattr__(self, "bias", MappingProxyType(dict(self.bias)))
 
     @property

@@ -46,6 +46,8 @@ class ModelDrafter:
         if self._room() <= 0:
             return None
         logits = self._logits_after_known()
+        if not np.isfinite(logits.max()):
+            return None
         law = log_softmax(logits) if self._state.sampling.greedy else self._state.law(logits)
         p = np.exp(law.astype(np.float64))
         return float(-(p[p > 0] * law[p > 0]).sum())
@@ -102,6 +104,5 @@ class ModelDrafter:
         return row
 
     def _keep(self, length: int) -> None:
-        if length < len(self._read):
-            self._cache.truncate(length)
-            del self._read[length:]
+        del self._read[length:]
+        self._cache.truncate(len(self._read))  # an interrupt may have left it longer than what is recorded

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from time import perf_counter
+import weakref
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
+from time import perf_counter, sleep
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypedDict
 
@@ -38,6 +41,16 @@ _VERIFIERS: Mapping[str, Callable[[], Verifier]] = {
     "match": MatchVerifier,
     "rejection": RejectionVerifier,
 }
+
+
+_CLOSE_POLL_S = 0.01
+
+
+@dataclass(slots=True, eq=False)
+class _Turn:
+    """One answer's claim on its session. `chunks` refers to the generator that streams it, weakly: dropping that ends the answer."""
+
+    chunks: weakref.ref[Generator[Chunk]] | None = None
 
 
 class _Settings(TypedDict):
@@ -78,9 +91,10 @@ class Session:
         _check_knobs(self._knobs, policy)
         self._drafter = runtime.new_drafter(self._max_context)
         self._cache: Cache | None = None
-        self._read: list[int] = []  # what the cache holds
+        self._known: list[int] = []  # the last prompt and its answer; the cache holds the first of them
         self._history = runtime.recall(policy)  # what the policy has seen of this model
-        self._busy = threading.Lock()
+        self._turn: _Turn | None = None  # who may use the cache and the drafter
+        self._turns = threading.Lock()  # guards `_turn`
         self._cancel = CancelToken()
         self.prompt_tokens = 0  # of the last prompt
 
@@ -103,13 +117,12 @@ class Session:
         raw: bool = False,
         cancel: CancelToken | None = None,
         progress: Progress | None = None,
-    ) -> Iterator[Chunk]:
+    ) -> Generator[Chunk]:
         """Yield a Chunk per round. `prompt` is a user message, a list of messages, or token ids; `raw` text skips the chat template.
 
         Raises ValueError for bad arguments and ContextLengthError for a prompt that leaves no room, before any compute;
         CapabilityError while another answer of this session is still streaming.
         """
-        began = perf_counter()
         sampling = sampling or Sampling()
         if max_tokens < 1:
             raise ValueError(f"max_tokens must be >= 1, got {max_tokens}")
@@ -117,8 +130,7 @@ class Session:
             raise ValueError(f"stop must be a list of strings, got the string {stop!r}")
         if "" in stop:
             raise ValueError("a stop string must not be empty")
-        if beyond := sorted(token for token in sampling.bias if token >= self._runtime.spec.vocab_size):
-            raise ValueError(f"bias needs token ids below {self._runtime.spec.vocab_size}, got {beyond}")
+        _check_bias(sampling, self._runtime.spec.vocab_size)
         verify = self._verifier(sampling)
         token_ids = self._encode(prompt, raw=raw)
         room = self._max_context - len(token_ids)
@@ -127,7 +139,10 @@ class Session:
                 f"the prompt has {len(token_ids)} tokens and the context holds {self._max_context}; shorten it or raise max_context"
                 f" (this model allows {self._runtime.spec.max_context})"
             )
-        return self._answer(token_ids, verify, sampling, min(max_tokens, room), stop, cancel or CancelToken(), progress, began)
+        turn = _Turn()
+        chunks = self._answer(turn, token_ids, verify, sampling, min(max_tokens, room), stop, cancel or CancelToken(), progress)
+        turn.chunks = weakref.ref(chunks)
+        return chunks
 
     def generate(
         self,
@@ -143,8 +158,9 @@ class Session:
         """The whole answer at once; arguments and errors as for `stream`."""
         tally = Tally()
         chunks = self.stream(prompt, max_tokens=max_tokens, sampling=sampling, stop=stop, raw=raw, cancel=cancel, progress=progress)
-        for chunk in chunks:
-            tally.add(chunk)
+        with closing(chunks):
+            for chunk in chunks:
+                tally.add(chunk)
         return tally.answer(prompt_tokens=self.prompt_tokens)
 
     def cancel(self) -> None:
@@ -156,13 +172,23 @@ class Session:
         return Session(self._runtime, **self._settings)
 
     def close(self) -> None:
-        """Release the cache, the drafter, and the model if this session opened it. Idempotent."""
-        self.cancel()
-        with self._busy:
+        """Release the cache, the drafter, and the model if this session opened it. Idempotent.
+
+        An answer that is still streaming ends: at once if nobody is computing it, else after the pass that runs.
+        """
+        turn = _Turn()
+        try:
+            while not self._take(turn):
+                self.cancel()
+                self._end_suspended()
+                sleep(_CLOSE_POLL_S)
             self._drafter.close()
-            self._cache, self._read = None, []
+            self._cache, self._known = None, []
             if self._owns_runtime:
                 self._runtime.close()
+        finally:
+            if self._turn is turn:
+                self._turn = None
 
     def __enter__(self) -> Self:
         return self
@@ -197,8 +223,23 @@ class Session:
             raise ValueError(f"prompt token ids must lie in 0..{self._runtime.spec.vocab_size - 1}, got {min(ids)}..{max(ids)}")
         return ids
 
+    def _take(self, turn: _Turn) -> bool:
+        """Whether the session is this turn's from now on."""
+        with self._turns:
+            if self._turn is None:
+                self._turn = turn
+            return self._turn is turn
+
+    def _end_suspended(self) -> None:
+        """End an answer that waits for its reader to ask on; one that is being computed will see that it is cancelled."""
+        turn = self._turn
+        if turn is not None and turn.chunks is not None and (chunks := turn.chunks()) is not None:
+            with suppress(ValueError):  # it is running
+                chunks.close()
+
     def _answer(
         self,
+        turn: _Turn,
         prompt: list[int],
         verify: Verifier,
         sampling: Sampling,
@@ -206,12 +247,10 @@ class Session:
         stop: Sequence[str],
         cancel: CancelToken,
         progress: Progress | None,
-        began: float,
-    ) -> Iterator[Chunk]:
-        if not self._busy.acquire(blocking=False):
-            raise CapabilityError("this session is still answering; open another one over the same model with `session.another()`")
-        known = list(prompt)
+    ) -> Generator[Chunk]:
         try:
+            if not self._take(turn):
+                raise CapabilityError("this session is still answering; open another one over the same model with `session.another()`")
             self._cancel, self.prompt_tokens = cancel, len(prompt)
             cache = self._rewound_cache(prompt)
             text = _TextOut(self._runtime.tokenizer, stop)
@@ -220,23 +259,28 @@ class Session:
             try:
                 prefill(parts, prompt, progress)
                 for round in decode(parts, prompt[-1], max_tokens=max_tokens, stop_ids=stop_ids, history=self._history):
-                    known += round.token_ids
+                    self._known += round.token_ids
                     chunk = text.push(round, stop_ids)
                     yield chunk
                     if chunk.finish is not None:
                         return
             except Cancelled:
                 yield Chunk(text=text.flush(), finish="cancelled")
-        finally:
-            self._read = known[: self._cache.length] if self._cache is not None else []
+        finally:  # an interrupt may come before the taking, or right after it
+            if self._turn is turn:
+                self._turn = None
             self._runtime.remember(self._settings["policy"], self._history)
-            self._busy.release()
 
     def _rewound_cache(self, prompt: Sequence[int]) -> Cache:
-        """The session's cache, holding exactly the tokens that this prompt shares with the last one."""
+        """The session's cache, holding exactly the tokens that this prompt shares with the last one.
+
+        Whatever ended the last answer, what the cache holds is the beginning of what was known then.
+        """
         if self._cache is None:
             self._cache = self._runtime.target.new_cache(self._max_context)
-        self._cache.truncate(min(common_prefix(self._read, prompt), len(prompt) - 1))
+        read = self._known[: self._cache.length]
+        self._cache.truncate(min(common_prefix(read, prompt), len(prompt) - 1))
+        self._known = list(prompt)
         return self._cache
 
     def _parts(self, cache: Cache, verify: Verifier, sampling: Sampling, prompt: Sequence[int]) -> Parts:
@@ -270,6 +314,14 @@ def _check_knobs(knobs: Knobs, policy: str) -> None:
         raise CapabilityError(f"energy {knobs.energy!r} says how to plan, and policy {policy!r} does not plan; use policy 'adaptive'")
     if knobs.target_ms_per_token is not None and not policy.startswith("adaptive"):
         raise CapabilityError(f"policy {policy!r} does not know target_ms_per_token; use policy 'adaptive', or leave it out")
+
+
+def _check_bias(sampling: Sampling, vocab_size: int) -> None:
+    """Raise ValueError for token ids that are none, and if no token is left."""
+    if strange := sorted(token for token in sampling.bias if token >= vocab_size):
+        raise ValueError(f"bias needs token ids below {vocab_size}, got {strange}")
+    if sum(value == -math.inf for value in sampling.bias.values()) == vocab_size:
+        raise ValueError("the bias forbids every token; leave one")
 
 
 class _TextOut:

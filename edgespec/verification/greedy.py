@@ -8,7 +8,7 @@ from edgespec.core.draft import ROOT, Draft
 from edgespec.core.sampling import SamplingState
 from edgespec.core.scores import Logits
 from edgespec.core.verdict import Verdict
-from edgespec.verification.judge import child_with, closing
+from edgespec.verification.judge import check_numbers, child_with, closing
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,9 @@ class GreedyVerifier:
         best = None if state.sampling.adjusts else logits.argmax()
         node, kept, path = ROOT, list[int](), list[int]()
         while True:
-            token = int(best[node + 1]) if best is not None else state.best(logits.row(node + 1), path)
+            row = logits.row(node + 1)
+            token = int(best[node + 1]) if best is not None else state.best(row, path)
+            check_numbers(row[token])
             child = child_with(draft, draft.children(node), token)
             if child is None:
                 return closing(draft, node, kept, token)

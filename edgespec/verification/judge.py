@@ -15,11 +15,16 @@ from edgespec.core.verdict import Kind, Verdict
 
 def target_law(logits: Logits, node: int, state: SamplingState, path: Sequence[int]) -> Float64:
     """float64 [V]: the target's probabilities after `node`, whose path holds the tokens `path`. DeviceError if they are no numbers."""
-    p = np.exp(state.law(logits.row(node + 1), path).astype(np.float64))
-    total = p.sum()
-    if not np.isfinite(total) or total <= 0:
+    row = logits.row(node + 1)
+    check_numbers(row.max())  # before the filters: they lose their way among what is no number
+    p = np.exp(state.law(row, path).astype(np.float64))
+    return p / p.sum()
+
+
+def check_numbers(largest: np.float32) -> None:
+    """DeviceError unless the largest of a row of logits is a number; of a row with NaN, NumPy's is NaN."""
+    if not np.isfinite(largest):
         raise DeviceError("the target model produced logits that are not numbers; its weights or its device are damaged")
-    return p / total
 
 
 def child_with(draft: Draft, children: Sequence[int], token: int) -> int | None:

@@ -347,7 +347,7 @@ def test_what_the_engine_cannot_do_is_refused(engine, tmp_path):
     with pytest.raises(CapabilityError, match="threads"):
         BACKEND.load(tmp_path / "threads", manifest, manifest.artifacts[0], threads=2)
     engine.close()
-    with pytest.raises(ContractError, match="closed"):
+    with pytest.raises(DeviceError, match="closed"):
         engine.forward([(batch, cache)])
 
 

@@ -236,6 +236,25 @@ def test_errors_of_the_library_become_device_errors(engine, monkeypatch, kind):
     assert isinstance(caught.value.__cause__, kind)
 
 
+def test_a_pass_that_fails_before_it_runs_leaves_no_mask_behind(tmp_path, monkeypatch):
+    """A tree's mask covers what both kinds of layers see; a chain that follows must not meet it."""
+    engine = make_onnx(small("gemma3"), tmp_path, Recipe("int8", Format(8, 64)))
+    context, chain = tokens(5), TokenBatch.chain([4, 8, 15, 16])
+    tree = TokenBatch(np.array([1, 2, 3, 4], np.int32), np.array([-1, -1, -1, -1], np.int32))
+    expected = score(engine, prefilled(engine, context), chain)
+
+    def interrupted(*_) -> None:
+        raise KeyboardInterrupt
+
+    cache = prefilled(engine, context)
+    score(engine, cache, chain)
+    with monkeypatch.context() as patch:
+        patch.setattr("edgespec.backends.onnx_engine._mask_windows", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            score(engine, cache, tree)
+    np.testing.assert_array_equal(score(engine, cache, chain), expected)
+
+
 def test_a_closed_engine_says_so(tmp_path):
     engine = make_onnx(small(), tmp_path)
     cache = engine.new_cache(8)

@@ -10,7 +10,7 @@ import pytest
 from edgespec.core.cancel import CancelToken
 from edgespec.core.draft import path_to
 from edgespec.core.engine import TokenBatch
-from edgespec.core.errors import Cancelled
+from edgespec.core.errors import Cancelled, DeviceError
 
 PROMPT = [5, 9, 2, 7, 7, 1, 30, 12, 4, 3, 21]  # longer than the tiny sliding window
 
@@ -323,3 +323,12 @@ def test_engines_of_the_same_files_agree_bit_for_bit(subject):
     rows = again.forward([(batch, again.new_cache(64))])[0].logits
     np.testing.assert_array_equal(rows.row(10), subject.logits(subject.engine.new_cache(64), batch)[10])
     again.close()
+
+
+def test_a_closed_engine_says_so(subject):
+    engine = subject.fresh()
+    cache = engine.new_cache(8)
+    for _ in range(2):
+        engine.close()
+        with pytest.raises(DeviceError, match="closed"):
+            engine.forward([(TokenBatch.chain([1]), cache)])
