@@ -103,7 +103,7 @@ def test_trace_file_has_a_line_per_round(command, tmp_path: Path):
         (["--max-context", "100000", "x"], b"", "max_context"),
         (["--bias", "word=1", "x"], b"", "--bias needs ID=VALUE"),
         (["--bias", "12", "x"], b"", "--bias needs ID=VALUE"),
-        (["--bias", "1=inf", "x"], b"", "below infinity"),
+        (["--bias", "1=inf", "x"], b"", "at most 1e+30"),
         (["--logprobs", "3", "x"], b"", "--json"),
         (["--stop", "", "x"], b"", "--stop"),
         (["--raw", "--system", "s", "x"], b"", "--system"),
