@@ -46,7 +46,7 @@ def bench(
         int | None, typer.Option("--prompts", min=1, metavar="N", help="Only the first N prompts of each kind (default: all).")
     ] = None,
     repeats: Annotated[int, typer.Option("--repeats", min=1, metavar="R", help="Times that every prompt is answered.")] = 3,
-    max_tokens: MaxTokens = 128,
+    max_tokens: MaxTokens = 256,
     peer: Annotated[str | None, typer.Option("--peer", metavar="llama.cpp", help="Measure this runtime beside ours, in turns.")] = None,
     peer_gguf: Annotated[
         Path | None, typer.Option("--peer-gguf", metavar="FILE", help="The peer's model (default: the file ours was converted from).")
