@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 Prompt = str | Sequence[Message] | Sequence[int]
 
+_LONGEST_HISTORY = 8192  # rounds a policy plans from; beyond it the older three quarters are dropped between answers
+
 _VERIFIERS: Mapping[str, Callable[[], Verifier]] = {
     "greedy": GreedyVerifier,
     "match": MatchVerifier,
@@ -124,8 +126,8 @@ class Session:
         CapabilityError while another answer of this session is still streaming.
         """
         sampling = sampling or Sampling()
-        if max_tokens < 1:
-            raise ValueError(f"max_tokens must be >= 1, got {max_tokens}")
+        if not isinstance(max_tokens, int) or max_tokens < 1:  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may be untyped
+            raise ValueError(f"max_tokens must be a whole number >= 1, got {max_tokens}")
         if isinstance(stop, str):
             raise ValueError(f"stop must be a list of strings, got the string {stop!r}")
         if "" in stop:
@@ -270,6 +272,8 @@ class Session:
             if self._turn is turn:
                 self._turn = None
             self._runtime.remember(self._settings["policy"], self._history)
+            if len(self._history) > _LONGEST_HISTORY:
+                del self._history[: -_LONGEST_HISTORY // 4]
 
     def _rewound_cache(self, prompt: Sequence[int]) -> Cache:
         """The session's cache, holding exactly the tokens that this prompt shares with the last one.

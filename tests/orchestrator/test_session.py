@@ -12,6 +12,7 @@ from edgespec.core.cancel import CancelToken
 from edgespec.core.errors import CapabilityError, ContextLengthError
 from edgespec.core.plan import Knobs
 from edgespec.core.sampling import Sampling
+from edgespec.orchestrator import session as session_module
 from edgespec.orchestrator.runtime import Runtime
 from edgespec.orchestrator.session import Session
 from edgespec.scheduling.sensors import Reading, Sensors
@@ -197,7 +198,8 @@ def test_the_pair_must_share_a_vocabulary() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda s: s.stream("abc", max_tokens=0), "max_tokens must be >= 1"),
+        (lambda s: s.stream("abc", max_tokens=0), "max_tokens must be a whole number >= 1"),
+        (lambda s: s.stream("abc", max_tokens=2.5), "max_tokens must be a whole number >= 1"),
         (lambda s: s.stream("", max_tokens=1), "the prompt is empty"),
         (lambda s: s.stream([16], max_tokens=1), "prompt token ids must lie in 0..15"),
         (lambda s: s.stream("abc", stop=[""]), "stop string must not be empty"),
@@ -321,3 +323,11 @@ def test_below_the_users_battery_limit_nothing_is_drafted() -> None:
     with Runtime(toy_lm(2), letter_tokenizer(), draft="itself", draft_engine=toy_lm(2), sensors=sensors) as runtime:
         session = runtime.session(policy="window", knobs=Knobs(min_battery=0.6))
         assert session.generate("abc", max_tokens=12).stats.drafted == 0
+
+
+def test_a_long_session_forgets_its_oldest_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_module, "_LONGEST_HISTORY", 40)
+    session = toy_runtime(toy_lm(2), draft="none").session(policy="adaptive")
+    for _ in range(10):
+        assert session.generate("abc", max_tokens=30).stats.tokens == 30
+        assert len(session._history) <= 40
