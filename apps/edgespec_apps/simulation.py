@@ -46,7 +46,7 @@ class Scene:
 
     def run(self, policy: Policy) -> tuple[list[RoundTrace], VirtualDevice]:
         """Rounds until the minutes are over. Acceptance is drawn, costs are the estimates'; the same seed gives the same run."""
-        device, rng = cooling.device(self.chip, self.case), np.random.default_rng(self.seed)
+        device, text = cooling.device(self.chip, self.case), _Text(self.alpha, self.seed)
         costs = {unit: self._costs(unit) for unit in units(self.chip)}
         profile = self._profile(device)
         history: list[RoundTrace] = []
@@ -58,7 +58,7 @@ class Scene:
             target_ms, draft_ms = costs[unit]
             drafted_ms, verified_ms = device.work(unit, n * draft_ms), device.work(unit, target_ms[n])
             device.rest(plan.pause_ms)
-            kept = _accepted(n, self.alpha, rng)
+            kept = text.accepted(n)
             history.append(
                 RoundTrace(
                     round=len(history),
@@ -93,11 +93,23 @@ class Scene:
         return DeviceProfile(chip=self.chip.chip, units=rated, provenance="simulated")
 
 
-def _accepted(drafted: int, alpha: float, rng: np.random.Generator) -> int:
-    kept = 0
-    while kept < drafted and rng.random() < alpha:
-        kept += 1
-    return kept
+class _Text:
+    """Whether the drafter guesses right is drawn once per position of the text, so that every policy reads the same one."""
+
+    def __init__(self, alpha: float, seed: int) -> None:
+        self._alpha, self._rng = alpha, np.random.default_rng(seed)
+        self._right: list[bool] = []
+        self._position = 0
+
+    def accepted(self, drafted: int) -> int:
+        """How many of so many guesses are right; the text moves on past them and past the token that the target adds."""
+        while len(self._right) < self._position + drafted:
+            self._right += (self._rng.random(4096) < self._alpha).tolist()
+        kept = 0
+        while kept < drafted and self._right[self._position + kept]:
+            kept += 1
+        self._position += kept + 1
+        return kept
 
 
 def summary(history: Sequence[RoundTrace], device: VirtualDevice) -> dict[str, float]:

@@ -333,7 +333,7 @@ class _Chooser:
 
     def _detour(self, outlook: _Outlook, gamma: int) -> int | None:
         """A neighbouring length whose cost is unknown or old, if the time since the last detour pays for it."""
-        if self.book.samples(1) and self.book.age(1) > PLAIN_CHECK:
+        if self.book.samples(1) and self.book.age(1) > PLAIN_CHECK << self.book.confirmed(1):
             return 0
         budget = EXPLORE_SHARE * self.memory.ms_since_detour
         price = outlook.price[gamma]
@@ -341,7 +341,8 @@ class _Chooser:
             if not 0 <= other <= self.limit or other == gamma:
                 continue
             samples = self.book.samples(other + 1)
-            unknown = samples < 2 or self.book.age(other + 1) > min(STALE_SAMPLES * samples, STALE_AT_MOST)
+            stale = min(STALE_SAMPLES * samples, STALE_AT_MOST) << self.book.confirmed(other + 1)
+            unknown = samples < 2 or self.book.age(other + 1) > stale
             if unknown and self._loss(outlook, other, price) <= budget:
                 return other
         return None

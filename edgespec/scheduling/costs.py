@@ -12,32 +12,38 @@ SPIKE = 1.25  # a sample this far off counts for no more than that …
 BELIEVED = 3  # … until so many say that the level has changed
 STALE = 20  # samples of other widths after which a width's own recent samples say nothing of the present
 STALE_TRUST = 2.0  # a first new sample may move it by this factor at most
+AS_KNOWN = 1.15  # a look within this factor of the estimate confirms it
+MOST_CONFIRMED = 5
 
 
 @dataclass(slots=True)
 class _Width:
     ms: float
     seen: int  # the book's sample count when this width was last sampled
+    pace: float  # the book's pace when this width was last known from its own samples
     samples: int = 0
+    confirmed: int = 0  # looks in a row, each after a while without, that found what was known
     recent: list[float] = field(default_factory=list[float])
 
 
 class RowCosts:
     """Milliseconds by rows scored: an average per width that ignores lone spikes, over a prior shape between the widths.
 
-    Widths are independent: carrying a change over from one to the others was tried and let two widths that changed
-    differently drag each other about.
+    Widths in use are independent. One that was not seen for a while follows the pace of those that were: a device that is
+    slowed by heat or load is slower at every width. Only widths in use set the pace, or two that change differently would
+    drag each other about.
     """
 
     def __init__(self) -> None:
         self._widths: dict[int, _Width] = {}
         self._seen = 0
+        self._pace = 0.0  # logarithm of how much slower everything has become
 
     def copy(self) -> RowCosts:
         """A separate book that starts from these figures."""
         twin = RowCosts()
         twin._widths = {rows: replace(width, recent=list(width.recent)) for rows, width in self._widths.items()}
-        twin._seen = self._seen
+        twin._seen, twin._pace = self._seen, self._pace
         return twin
 
     def samples(self, rows: int) -> int:
@@ -47,12 +53,22 @@ class RowCosts:
     def ms(self, rows: int) -> float | None:
         """The present estimate of a measured width, or None."""
         width = self._widths.get(rows)
-        return width.ms if width else None
+        return self._present(width) if width else None
 
     def age(self, rows: int) -> float:
         """Samples of any width since this one was seen; infinite if it never was."""
         width = self._widths.get(rows)
         return self._seen - width.seen if width else math.inf
+
+    def confirmed(self, rows: int) -> int:
+        """How many looks in a row found this width as it was known."""
+        width = self._widths.get(rows)
+        return width.confirmed if width else 0
+
+    def doubt(self) -> None:
+        """Something moved: what was confirmed may no longer hold."""
+        for width in self._widths.values():
+            width.confirmed = 0
 
     def observe(self, rows: int, ms: float) -> None:
         if not math.isfinite(ms) or ms <= 0:
@@ -60,13 +76,26 @@ class RowCosts:
         self._seen += 1
         width = self._widths.get(rows)
         if width is None:
-            width = self._widths[rows] = _Width(ms, self._seen)
-        elif self._seen - width.seen > STALE:
+            width = self._widths[rows] = _Width(ms, self._seen, self._pace)
+        before = self._present(width)
+        if self._seen - width.seen > STALE:
             width.recent = []
+            as_known = before / AS_KNOWN < ms < before * AS_KNOWN
+            width.confirmed = min(width.confirmed + 1, MOST_CONFIRMED) if as_known else 0
         width.recent = [*width.recent[1 - BELIEVED :], ms]
-        width.ms = _updated(width.ms, width.recent)
+        width.ms = _updated(before, width.recent)
         width.seen = self._seen
         width.samples += 1
+        if len(width.recent) == BELIEVED:
+            self._pace += math.log(width.ms / before)
+            if not 1.0 / SPIKE < width.ms / before < SPIKE:
+                self.doubt()
+        for other in self._widths.values():
+            if self._seen - other.seen <= STALE:
+                other.pace = self._pace
+
+    def _present(self, width: _Width) -> float:
+        return width.ms * math.exp(self._pace - width.pace)
 
     def curve(self, shape: Sequence[float]) -> list[float]:
         """ms for 1..len(shape) rows; `shape[m-1]` is the assumed v(m), corrected where widths were measured."""
@@ -74,7 +103,7 @@ class RowCosts:
         if not known:
             return list(shape)
         # A width beyond the shape is compared with the shape's last value.
-        factors = [self._widths[m].ms / shape[min(m, len(shape)) - 1] for m in known]
+        factors = [self._present(self._widths[m]) / shape[min(m, len(shape)) - 1] for m in known]
         out: list[float] = []
         right = 0
         for m in range(1, len(shape) + 1):

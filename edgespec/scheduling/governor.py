@@ -93,7 +93,7 @@ class Governor:
         level = LEVELS[asked]
         if not asked:
             return self._policy(history, state, profile, knobs)
-        plan = self._policy(history, state, profile, replace(knobs, energy="saver") if level.saving else knobs)
+        plan = self._policy(history, state, profile, _narrowed(knobs, level))
         return _lowered(plan, level, why, profile, heat.round_ms)
 
     def _start(self) -> _Heat:
@@ -147,6 +147,12 @@ def cooler_unit(profile: DeviceProfile) -> str:
     fastest = max(rated, key=lambda name: rated[name][0])
     best = max(rated, key=lambda name: rated[name][1])
     return best if rated[best][1] > CLEARLY * rated[fastest][1] else ""
+
+
+def _narrowed(knobs: Knobs, level: Level) -> Knobs:
+    """What the level leaves of the user's limits, so that the policy chooses within them."""
+    most = knobs.max_draft_tokens if level.draft_tokens is None else min(knobs.max_draft_tokens, level.draft_tokens)
+    return replace(knobs, max_draft_tokens=most, energy="saver" if level.saving else knobs.energy)
 
 
 def _lowered(plan: Plan, level: Level, why: str, profile: DeviceProfile, round_ms: float) -> Plan:
