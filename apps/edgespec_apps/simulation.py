@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,6 +21,7 @@ from edgespec_device_profiles.chips import Chip
 from edgespec_device_profiles.estimates import ModelSize, Unit, bandwidth_gbs, pass_ms, units
 
 LONGEST_FIXED = 8
+HOME: Unit = "gpu"  # where rounds run unless a plan moves them
 CONTEXT = 1024  # every round is costed at this context: answers come and go
 
 
@@ -48,13 +49,13 @@ class Scene:
         """Rounds until the minutes are over. Acceptance is drawn, costs are the estimates'; the same seed gives the same run."""
         device, text = cooling.device(self.chip, self.case), _Text(self.alpha, self.seed)
         costs = {unit: self._costs(unit) for unit in units(self.chip)}
-        profile = self._profile(device)
+        profile = self._profile(device, costs)
         history: list[RoundTrace] = []
         while device.clock_s < self.minutes * 60:
             power = device.state()
             plan = policy(history, RoundState(context_len=CONTEXT, room=1 << 20, drafter="draft", power=power), profile, self.knobs)
             began_s, began_mj, n = device.clock_s, device.energy_mj, plan.draft_tokens
-            unit: Unit = "npu" if plan.unit == "npu" else "gpu"
+            unit: Unit = "npu" if plan.unit == "npu" else HOME
             target_ms, draft_ms = costs[unit]
             drafted_ms, verified_ms = device.work(unit, n * draft_ms), device.work(unit, target_ms[n])
             device.rest(plan.pause_ms)
@@ -87,9 +88,16 @@ class Scene:
         target = [pass_ms(self.chip, unit, self.target, rows=m + 1, context=CONTEXT) for m in range(most + 1)]
         return target, 0.0 if self.draft is None else pass_ms(self.chip, unit, self.draft, rows=1, context=CONTEXT)
 
-    def _profile(self, device: VirtualDevice) -> DeviceProfile:
-        """What a profiling run would have found out about units: what they read per second and what they draw."""
-        rated = {unit: UnitProfile(bandwidth_gbs=bandwidth_gbs(self.chip, unit), busy_w=device.busy_w[unit]) for unit in units(self.chip)}
+    def _profile(self, device: VirtualDevice, costs: Mapping[Unit, tuple[list[float], float]]) -> DeviceProfile:
+        """What a profiling run would have found out: what units read per second and draw, and what rows cost on the GPU."""
+        rated = {
+            unit: UnitProfile(
+                bandwidth_gbs=bandwidth_gbs(self.chip, unit),
+                busy_w=device.busy_w[unit],
+                forward_ms={rows: {CONTEXT: ms} for rows, ms in enumerate(costs[unit][0], start=1)} if unit == HOME else {},
+            )
+            for unit in units(self.chip)
+        }
         return DeviceProfile(chip=self.chip.chip, units=rated, provenance="simulated")
 
 

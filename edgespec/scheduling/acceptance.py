@@ -7,7 +7,9 @@ import math
 PRIOR = 0.7  # acceptance of a drafter nobody has seen …
 PRIOR_TOKENS = 2.0  # … as if so many tokens had been tested
 CARRY = 4.0  # tokens' worth of belief that depth k behaves like depth k−1
-FORGET = 0.98  # per drafting round
+FORGET = 0.98  # per drafting round at first, and again after a change …
+STEADY = 0.995  # … rising to this while nothing changes
+CALM = 0.98  # how slowly it rises
 SHORT = 0.85  # memory of the test for change, per drafting round
 CHANGED_SIGMAS = 3.0
 KEPT_AFTER_CHANGE = 3.0  # tested tokens at depth 1 that survive a change
@@ -20,6 +22,7 @@ class Acceptance:
         self._tested: list[float] = []
         self._kept: list[float] = []
         self._surprise = self._variance = 0.0
+        self._forget = FORGET
         self._beliefs: list[tuple[float, float]] = []  # (α_k, tested tokens behind it), until the next observation
 
     @property
@@ -37,9 +40,10 @@ class Acceptance:
         changed = self._changed(drafted, kept)
         if changed:
             self.forget(KEPT_AFTER_CHANGE)
+        self._forget = FORGET if changed else STEADY - CALM * (STEADY - self._forget)
         self._beliefs = []
-        self._tested = [n * FORGET for n in self._tested]
-        self._kept = [n * FORGET for n in self._kept]
+        self._tested = [n * self._forget for n in self._tested]
+        self._kept = [n * self._forget for n in self._kept]
         for k in range(min(kept + 1, drafted)):
             self._tested[k] += 1.0
             self._kept[k] += k < kept

@@ -214,16 +214,21 @@ class AdaptivePolicy:
         thermal = state.power.thermal if state.power is not None else memory.thermal
         hot = thermal in HOT
         book = memory.book(hot)
-        costs = book.curve(_shape(profile, state.context_len, limit + 1))
+        rated = _rated(profile)
+        costs = book.curve(_shape(rated, state.context_len, limit + 1))
         names = self._drafters or (state.drafter,)
-        chooser = _Chooser(memory, book, hot, costs, knobs, limit)
+        chooser = _Chooser(memory, book, hot, costs, knobs, limit, frozenset(rated.forward_ms) if rated else frozenset())
         name, gamma, reason = chooser.choose(names)
         return Plan(gamma, reason=reason, drafter=name if gamma and name != state.drafter else "")
 
 
-def _shape(profile: DeviceProfile, context_len: int, rows: int) -> Sequence[float]:
-    """Assumed v(1..rows): the profile's measured widths at the nearest context, or a straight line."""
-    measured = next((unit for unit in profile.units.values() if len(unit.forward_ms) > 1 and 1 in unit.forward_ms), None)
+def _rated(profile: DeviceProfile) -> UnitProfile | None:
+    """The unit whose widths were measured before, if there is one."""
+    return next((unit for unit in profile.units.values() if len(unit.forward_ms) > 1 and 1 in unit.forward_ms), None)
+
+
+def _shape(measured: UnitProfile | None, context_len: int, rows: int) -> Sequence[float]:
+    """Assumed v(1..rows): the measured widths at the nearest context, or a straight line."""
     if measured is None:
         return _line(rows)
     book = RowCosts()
@@ -257,13 +262,14 @@ class _Chooser:
     costs: list[float]  # ms for 1..limit+1 rows
     knobs: Knobs
     limit: int
+    rated: frozenset[int]  # rows whose cost the profile knows
 
     def choose(self, names: Sequence[str]) -> tuple[str, int, str]:
         """(drafter, draft length, reason)."""
         outlooks = {name: self._outlook(name) for name in names}
         name = min(names, key=lambda name: min(outlooks[name].price))
         gamma = outlooks[name].best()
-        if not self.book.samples(1) and self._plain_is_due(outlooks[name], gamma):
+        if 1 not in self.rated and not self.book.samples(1) and self._plain_is_due(outlooks[name], gamma):
             return "", 0, "measuring one row"
         enough = self._enough(outlooks[name])
         if enough is not None and enough <= gamma:
@@ -333,7 +339,7 @@ class _Chooser:
 
     def _detour(self, outlook: _Outlook, gamma: int) -> int | None:
         """A neighbouring length whose cost is unknown or old, if the time since the last detour pays for it."""
-        if self.book.samples(1) and self.book.age(1) > PLAIN_CHECK << self.book.confirmed(1):
+        if self.book.samples(1) and (self.book.outdated(1) or self.book.age(1) > PLAIN_CHECK << self.book.confirmed(1)):
             return 0
         budget = EXPLORE_SHARE * self.memory.ms_since_detour
         price = outlook.price[gamma]
@@ -342,7 +348,7 @@ class _Chooser:
                 continue
             samples = self.book.samples(other + 1)
             stale = min(STALE_SAMPLES * samples, STALE_AT_MOST) << self.book.confirmed(other + 1)
-            unknown = samples < 2 or self.book.age(other + 1) > stale
+            unknown = (samples < 2 and other + 1 not in self.rated) or self.book.age(other + 1) > stale
             if unknown and self._loss(outlook, other, price) <= budget:
                 return other
         return None

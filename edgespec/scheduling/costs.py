@@ -38,12 +38,13 @@ class RowCosts:
         self._widths: dict[int, _Width] = {}
         self._seen = 0
         self._pace = 0.0  # logarithm of how much slower everything has become
+        self._moved = 0  # the sample count at the last jump of a width in use
 
     def copy(self) -> RowCosts:
         """A separate book that starts from these figures."""
         twin = RowCosts()
         twin._widths = {rows: replace(width, recent=list(width.recent)) for rows, width in self._widths.items()}
-        twin._seen, twin._pace = self._seen, self._pace
+        twin._seen, twin._pace, twin._moved = self._seen, self._pace, self._moved
         return twin
 
     def samples(self, rows: int) -> int:
@@ -65,10 +66,10 @@ class RowCosts:
         width = self._widths.get(rows)
         return width.confirmed if width else 0
 
-    def doubt(self) -> None:
-        """Something moved: what was confirmed may no longer hold."""
-        for width in self._widths.values():
-            width.confirmed = 0
+    def outdated(self, rows: int) -> bool:
+        """Measured, but not since a width in use jumped: its estimate is that of another machine, scaled."""
+        width = self._widths.get(rows)
+        return width is not None and width.seen < self._moved
 
     def observe(self, rows: int, ms: float) -> None:
         if not math.isfinite(ms) or ms <= 0:
@@ -89,10 +90,15 @@ class RowCosts:
         if len(width.recent) == BELIEVED:
             self._pace += math.log(width.ms / before)
             if not 1.0 / SPIKE < width.ms / before < SPIKE:
-                self.doubt()
+                self._move()
         for other in self._widths.values():
             if self._seen - other.seen <= STALE:
                 other.pace = self._pace
+
+    def _move(self) -> None:
+        self._moved = self._seen
+        for width in self._widths.values():
+            width.confirmed = 0
 
     def _present(self, width: _Width) -> float:
         return width.ms * math.exp(self._pace - width.pace)

@@ -18,9 +18,9 @@ from edgespec.core.trace import RoundTrace
 from edgespec.scheduling.folding import HistoryFold
 from edgespec.scheduling.thermal import ThermalModel, ThermalState
 
-HOLD_S = 30.0
+HOLD_S = 15.0
 SPEED_EXPONENT = 1.3  # κ in power ∝ speed^κ, fitted to published sustained runs of one phone
-CLEARLY = 1.05
+CLEARLY = 1.15
 FORECAST_S = 30.0
 HEAT: Mapping[str, int] = {"nominal": 0, "fair": 1, "serious": 2, "critical": 3}
 LOW_BATTERY, VERY_LOW_BATTERY = 0.2, 0.1
