@@ -35,6 +35,7 @@ class Scene:
     draft: ModelSize | None  # None: guesses that cost nothing
     alpha: float
     minutes: float
+    warm_minutes: float = 0.0  # of full work on the GPU before, the same for every policy and not counted
     seed: int = 0
     knobs: Knobs = field(default_factory=Knobs)
 
@@ -47,7 +48,7 @@ class Scene:
 
     def run(self, policy: Policy) -> tuple[list[RoundTrace], VirtualDevice]:
         """Rounds until the minutes are over. Acceptance is drawn, costs are the estimates'; the same seed gives the same run."""
-        device, text = cooling.device(self.chip, self.case), _Text(self.alpha, self.seed)
+        device, text = self._device(), _Text(self.alpha, self.seed)
         costs = {unit: self._costs(unit) for unit in units(self.chip)}
         profile = self._profile(device, costs)
         history: list[RoundTrace] = []
@@ -81,6 +82,13 @@ class Scene:
                 )
             )
         return history, device
+
+    def _device(self) -> VirtualDevice:
+        device = cooling.device(self.chip, self.case)
+        while device.clock_s < self.warm_minutes * 60:
+            device.work(HOME, 100.0)
+        device.clock_s = device.energy_mj = 0.0
+        return device
 
     def _costs(self, unit: Unit) -> tuple[list[float], float]:
         """(target ms for 1, 2, … rows, draft ms per token) at full speed."""
