@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -30,35 +32,48 @@ def simulate(
     ] = None,
     case: Annotated[str | None, typer.Option("--case", help="phone, fanless, fan or desktop (default: as the chip is sold).")] = None,
     acceptance: Annotated[float, typer.Option("--acceptance", min=0.0, max=1.0, help="Assumed per drafted token.")] = 0.75,
+    warm: Annotated[float, typer.Option("--warm", min=0.0, help="Virtual minutes of full work before, not counted.")] = 0.0,
     seed: Annotated[int, typer.Option("--seed")] = 0,
+    out: Annotated[Path | None, typer.Option("--out", help="Folder for a report in HTML.", file_okay=False)] = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare policies on a chip that is not here: tokens, heat and energy over time. All figures are estimates."""
-    from edgespec_apps import simulation
+    from edgespec_apps import simulation, simulation_report
     from edgespec_apps.sizes import size_of
-    from edgespec_device_profiles import cooling, registry
+    from edgespec_device_profiles import cooling, history, registry
 
     chip = registry.load(profile)
+    where = case or chip.cooling[0]
     scene = simulation.Scene(
         chip=chip,
-        case=cooling.case(case or chip.cooling[0]),
+        case=cooling.case(where),
         target=size_of(model),
         draft=None if draft == "ngram" else size_of(draft),
         alpha=acceptance,
         minutes=minutes,
+        warm_minutes=warm,
         seed=seed,
     )
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+    found = simulation.runs(scene, policy or simulation.DEFAULT_POLICIES)
     result: dict[str, Any] = {
         "schema": SCHEMA,
         "profile": chip.name,
         "minutes": minutes,
-        "policies": simulation.compare(scene, policy or simulation.DEFAULT_POLICIES),
+        "policies": {text: simulation.summary(*run) for text, run in found.items()},
         "fit_error": cooling.phone_fit_error(),
     }
+    gains = simulation_report.explain(found)
+    if out is not None:
+        file = out / f"simulate-{chip.name}-{where}.html"
+        history.write_whole(file, simulation_report.page(scene, found, result["fit_error"]))
+        print(f"Report: {file}", file=sys.stderr if as_json else sys.stdout)
     if as_json:
         print(json.dumps(result), flush=True)
     else:
         _print(result, scene)
+        print("\n".join(gains))
 
 
 def _print(result: dict[str, Any], scene: Scene) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,6 +24,23 @@ from edgespec_device_profiles.estimates import ModelSize, Unit, bandwidth_gbs, p
 LONGEST_FIXED = 8
 HOME: Unit = "gpu"  # where rounds run unless a plan moves them
 CONTEXT = 1024  # every round is costed at this context: answers come and go
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One round's work in ms at full speed: on the unit it ran on, and had it run on the GPU."""
+
+    unit: Unit
+    nominal_ms: float
+    home_ms: float
+
+
+class Run(NamedTuple):
+    """One policy's rounds, the device they left behind, and each round's work."""
+
+    history: list[RoundTrace]
+    device: VirtualDevice
+    works: list[Work]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,12 +64,12 @@ class Scene:
             return inner
         return Governor(inner, model=cooling.thermal_model(self.chip, self.case), serious_c=self.case.limit_c)
 
-    def run(self, policy: Policy) -> tuple[list[RoundTrace], VirtualDevice]:
+    def run(self, policy: Policy) -> Run:
         """Rounds until the minutes are over. Acceptance is drawn, costs are the estimates'; the same seed gives the same run."""
         device, text = self._device(), _Text(self.alpha, self.seed)
-        costs = {unit: self._costs(unit) for unit in units(self.chip)}
+        costs: dict[Unit, tuple[list[float], float]] = {unit: self._costs(unit) for unit in units(self.chip)}
         profile = self._profile(device, costs)
-        history: list[RoundTrace] = []
+        history, works = list[RoundTrace](), list[Work]()
         while device.clock_s < self.minutes * 60:
             power = device.state()
             plan = policy(history, RoundState(context_len=CONTEXT, room=1 << 20, drafter="draft", power=power), profile, self.knobs)
@@ -59,6 +77,7 @@ class Scene:
             unit: Unit = "npu" if plan.unit == "npu" else HOME
             target_ms, draft_ms = costs[unit]
             drafted_ms, verified_ms = device.work(unit, n * draft_ms), device.work(unit, target_ms[n])
+            works.append(Work(unit, n * draft_ms + target_ms[n], n * costs[HOME][1] + costs[HOME][0][n]))
             device.rest(plan.pause_ms)
             kept = text.accepted(n)
             history.append(
@@ -81,7 +100,7 @@ class Scene:
                     reason=plan.reason,
                 )
             )
-        return history, device
+        return Run(history, device, works)
 
     def _device(self) -> VirtualDevice:
         device = cooling.device(self.chip, self.case)
@@ -128,7 +147,7 @@ class _Text:
         return kept
 
 
-def summary(history: Sequence[RoundTrace], device: VirtualDevice) -> dict[str, float]:
+def summary(history: Sequence[RoundTrace], device: VirtualDevice, works: Sequence[Work]) -> dict[str, float]:
     """The figures of one policy's run. A flip is a change of draft length other than a one-round detour."""
     ends = np.cumsum([trace.round_ms for trace in history]) / 1e3
     tokens = np.array([trace.emitted for trace in history])
@@ -142,11 +161,19 @@ def summary(history: Sequence[RoundTrace], device: VirtualDevice) -> dict[str, f
         "energy_j": device.energy_mj / 1e3,
         "plan_flips": sum(a != b for a, b in itertools.pairwise(path)),
         "wasted_drafts": int(sum(trace.drafted - trace.kept for trace in history)),
+        "clock_share": sum(work.nominal_ms for work in works) / sum(trace.draft_ms + trace.verify_ms for trace in history),
+        "npu_share": sum(trace.round_ms for trace, work in zip(history, works, strict=True) if work.unit == "npu") / 1e3 / float(ends[-1]),
     }
 
 
 def compare(scene: Scene, policies: Sequence[str]) -> dict[str, dict[str, float]]:
-    return {text: summary(*scene.run(scene.policy(text))) for text in policies}
+    return {text: summary(*run) for text, run in runs(scene, policies).items()}
+
+
+def runs(scene: Scene, policies: Sequence[str]) -> dict[str, Run]:
+    """ValueError names an unknown policy before anything is run."""
+    parsed = {text: scene.policy(text) for text in policies}
+    return {text: scene.run(policy) for text, policy in parsed.items()}
 
 
 DEFAULT_POLICIES = (*(f"fixed:{n}" for n in range(LONGEST_FIXED + 1)), "adaptive", "adaptive+governor")

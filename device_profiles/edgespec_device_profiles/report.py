@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from html import escape
-from importlib.resources import files
 
+from edgespec_device_profiles.layout import document, section, tabulate
 from edgespec_device_profiles.measured import Measured
 from edgespec_device_profiles.outlook import alphas, outlook
 from edgespec_device_profiles.svg import Axis, Line, Point, chart
@@ -19,32 +19,34 @@ def page(measured: Measured) -> str:
     model = measured.model
     sections = [
         _verdict(measured),
-        _section(
+        section(
             "Which draft length is best?",
             "Expected speed against plain decoding, from the measured costs and the measured acceptance below. Above 1 drafting pays;"
             " a ring marks the shortest length that is as good as any.",
             speed_up_chart([("", measured)]),
             _kinds_table(measured),
         ),
-        _section(
+        section(
             "What checking guesses costs",
             "One pass over several rows against a pass over one row. Were rows free, every guess could be checked for nothing; were they"
             " linear, a guess would cost as much to check as to write. The lower the line, the more drafting pays.",
             rows_chart([("", measured)]),
             _rows_table(measured),
         ),
-        _section(
+        section(
             "How often guesses are right",
             "Share of guesses accepted at each position, given that all before it were. A line that stays high rewards long drafts.",
             acceptance_chart([("", measured)]),
         ),
-        _section("Speed over time", _time_text(measured), time_chart(measured), _drift_table(measured)),
-        _section("What the memory allows", _roof_text(measured), roof_chart(measured)),
-        _section("What the scheduler chose", _scheduler_text(measured), _scheduler_table(measured)),
-        _section("Machine and provenance", "", _facts_table(measured)),
-        _section("Not measured", "", _missing_table(measured)),
+        section("Speed over time", _time_text(measured), time_chart(measured), _drift_table(measured)),
+        section("What the memory allows", _roof_text(measured), roof_chart(measured)),
+        section("What the scheduler chose", _scheduler_text(measured), _scheduler_table(measured)),
+        section("Machine and provenance", "", _facts_table(measured)),
+        section("Not measured", "", _missing_table(measured)),
     ]
-    return _html(f"{model.name} on {measured.machine.processor}", f"{model.engine}, draft {measured.draft.name}", measured.date, sections)
+    return document(
+        f"{model.name} on {measured.machine.processor}", f"{model.engine}, draft {measured.draft.name}", measured.date, sections
+    )
 
 
 def comparison(a: Measured, b: Measured) -> str:
@@ -53,22 +55,22 @@ def comparison(a: Measured, b: Measured) -> str:
     pair = [(names[0], a), (names[1], b)]
     rows = [(what, _number(x), _number(y), _ratio(x, y)) for what, x, y in differences(a, b)]
     sections = [
-        _section(
+        section(
             "What differs",
             f"A is {names[0]}, B is {names[1]}; the ratio is B over A.",
-            _table(("", "A", "B", "B / A"), rows),
+            tabulate(("", "A", "B", "B / A"), rows),
         ),
         *(
-            _section(f"Expected speed-up on {kind}", "", speed_up_chart(pair, kinds=[kind], title=f"Expected speed-up on {kind}"))
+            section(f"Expected speed-up on {kind}", "", speed_up_chart(pair, kinds=[kind], title=f"Expected speed-up on {kind}"))
             for kind in a.kinds
             if kind in b.kinds
         ),
-        _section("What checking guesses costs", "At the shortest context.", rows_chart(pair, shortest_only=True)),
-        _section("How often guesses are right", "", acceptance_chart(pair)),
-        _section("A", "", _facts_table(a)),
-        _section("B", "", _facts_table(b)),
+        section("What checking guesses costs", "At the shortest context.", rows_chart(pair, shortest_only=True)),
+        section("How often guesses are right", "", acceptance_chart(pair)),
+        section("A", "", _facts_table(a)),
+        section("B", "", _facts_table(b)),
     ]
-    return _html("Two profiles compared", f"{names[0]} and {names[1]}", "", sections)
+    return document("Two profiles compared", f"{names[0]} and {names[1]}", "", sections)
 
 
 def _names(a: Measured, b: Measured) -> tuple[str, str]:
@@ -309,7 +311,7 @@ def _scheduler_table(m: Measured) -> str:
         if total:
             common = sorted(kind.planned.items(), key=lambda item: -item[1])[:4]
             rows.append((name, ", ".join(f"{n} tokens in {count / total:.0%}" for n, count in common), kind.reason))
-    return _table(("kind", "draft lengths it allowed, by share of rounds", "last reason"), rows, numbers=False)
+    return tabulate(("kind", "draft lengths it allowed, by share of rounds", "last reason"), rows, numbers=False)
 
 
 def _kinds_table(m: Measured) -> str:
@@ -329,7 +331,7 @@ def _kinds_table(m: Measured) -> str:
             )
         )
     head = ("kind", "best length", "expected", "measured", "rounds with a guess", "first guess right", "guesses seen, of rounds", "context")
-    return _table(head, rows)
+    return tabulate(head, rows)
 
 
 def _rows_table(m: Measured) -> str:
@@ -342,7 +344,7 @@ def _rows_table(m: Measured) -> str:
         )
         for rows in sorted(table)
     ]
-    return _table(("rows", *(f"context {c}, ms (95th percentile)" for c in contexts)), rows)
+    return tabulate(("rows", *(f"context {c}, ms (95th percentile)" for c in contexts)), rows)
 
 
 def _drift_table(m: Measured) -> str:
@@ -352,7 +354,7 @@ def _drift_table(m: Measured) -> str:
         if (change := drift(m, mode)) is not None
     ]
     gains = [(f"{kind}: speculative over plain", "", "", f"{value:.2f}x") for kind in m.kinds if (value := gain(m, kind)) is not None]
-    return _table(("", "first third, tokens/s", "last third, tokens/s", "change"), [*rows, *gains])
+    return tabulate(("", "first third, tokens/s", "last third, tokens/s", "change"), [*rows, *gains])
 
 
 def _facts_table(m: Measured) -> str:
@@ -378,13 +380,13 @@ def _facts_table(m: Measured) -> str:
         "complete": "yes" if m.complete else "no",
         "provenance": m.device().provenance,
     }
-    return _table(("", ""), [(key, str(value)) for key, value in facts.items() if value], numbers=False)
+    return tabulate(("", ""), [(key, str(value)) for key, value in facts.items() if value], numbers=False)
 
 
 def _missing_table(m: Measured) -> str:
     if not m.not_measured:
         return "<p>Everything was measured.</p>"
-    return _table(("what", "why"), list(m.not_measured.items()), numbers=False)
+    return tabulate(("what", "why"), list(m.not_measured.items()), numbers=False)
 
 
 def _number(value: float | None) -> str:
@@ -393,32 +395,3 @@ def _number(value: float | None) -> str:
 
 def _ratio(a: float, b: float) -> str:
     return f"{b / a:.2f}" if a else "-"
-
-
-def _section(title: str, text: str, *parts: str) -> str:
-    body = "".join(f'<div class="part">{part}</div>' for part in parts)
-    return f"<section><h2>{escape(title)}</h2>{f'<p>{escape(text)}</p>' if text else ''}{body}</section>"
-
-
-def _table(head: Iterable[str], rows: Sequence[Sequence[str]], *, numbers: bool = True) -> str:
-    if not rows:
-        return '<p class="empty">Nothing measured.</p>'
-    names = list(head)
-    top = f"<thead><tr>{''.join(f'<th>{escape(name)}</th>' for name in names)}</tr></thead>" if any(names) else ""
-    body = "".join(
-        f"<tr>{''.join(f'<th>{escape(c)}</th>' if i == 0 else f'<td>{escape(c)}</td>' for i, c in enumerate(row))}</tr>" for row in rows
-    )
-    return f'<table class="{"numbers" if numbers else "words"}">{top}<tbody>{body}</tbody></table>'
-
-
-def _html(title: str, subtitle: str, date: str, sections: Sequence[str]) -> str:
-    style = (files("edgespec_device_profiles") / "report.css").read_text(encoding="utf-8")
-    when = f"<p>{escape(date[:16].replace('T', ' '))} UTC</p>" if date else ""
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n<link rel="icon" href="data:,">\n'
-        f"<title>{escape(title)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n<main>\n"
-        f'<header><h1>{escape(title)}</h1><p class="subtitle">{escape(subtitle)}</p>{when}</header>\n'
-        + "\n".join(sections)
-        + "\n</main>\n</body>\n</html>\n"
-    )

@@ -82,6 +82,11 @@ class VirtualDevice:
             ms -= step_ms
             self._pass(step_ms, self._idle_w)
 
+    @property
+    def critical_c(self) -> float:
+        """Where the system would call its state critical."""
+        return self._throttle.limit_c + self._throttle.critical_c
+
     def state(self) -> PowerThermalState:
         celsius = self.heat.celsius
         return PowerThermalState(thermal=self._throttle.word(celsius), temperature_c=celsius, read_at_s=self.clock_s)

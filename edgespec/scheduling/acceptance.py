@@ -12,6 +12,7 @@ STEADY = 0.995  # … rising to this while nothing changes
 CALM = 0.98  # how slowly it rises
 SHORT = 0.85  # memory of the test for change, per drafting round
 CHANGED_SIGMAS = 3.0
+UNEASY_SIGMAS = 2.5  # here the long memory is given up, but no more
 KEPT_AFTER_CHANGE = 3.0  # tested tokens at depth 1 that survive a change
 
 
@@ -40,6 +41,9 @@ class Acceptance:
         changed = self._changed(drafted, kept)
         if changed:
             self.forget(KEPT_AFTER_CHANGE)
+        elif self._uneasy():
+            self.forget(1.0 / (1.0 - FORGET))
+            self._forget = FORGET
         self._forget = FORGET if changed else STEADY - CALM * (STEADY - self._forget)
         self._beliefs = []
         self._tested = [n * self._forget for n in self._tested]
@@ -74,6 +78,9 @@ class Acceptance:
             beliefs.append((alpha, tested + carry))
             carry = CARRY
         return beliefs + [(alpha, carry)] * (depth - len(beliefs))
+
+    def _uneasy(self) -> bool:
+        return abs(self._surprise) > UNEASY_SIGMAS * math.sqrt(self._variance + 0.25)
 
     def _changed(self, drafted: int, kept: int) -> bool:
         reach, mean, second = 1.0, 0.0, 0.0

@@ -346,12 +346,18 @@ class _Chooser:
         for other in (gamma + 1, gamma + 2, gamma + 4, gamma - 1, 0):
             if not 0 <= other <= self.limit or other == gamma:
                 continue
-            samples = self.book.samples(other + 1)
-            stale = min(STALE_SAMPLES * samples, STALE_AT_MOST) << self.book.confirmed(other + 1)
-            unknown = (samples < 2 and other + 1 not in self.rated) or self.book.age(other + 1) > stale
-            if unknown and self._loss(outlook, other, price) <= budget:
+            if self._unknown(other + 1) and self._loss(outlook, other, price) <= budget:
                 return other
         return None
+
+    def _unknown(self, rows: int) -> bool:
+        """Never measured, or so long ago, for how often it was seen and confirmed, that it is worth a look."""
+        samples, age = self.book.samples(rows), self.book.age(rows)
+        if samples < 2:
+            if rows not in self.rated:
+                return True
+            samples, age = 2, min(age, self.book.seen)
+        return age > min(STALE_SAMPLES * samples, STALE_AT_MOST) << self.book.confirmed(rows)
 
     def _look_at_parked(self, outlooks: Mapping[str, _Outlook]) -> tuple[str, int, str] | None:
         for name in outlooks:

@@ -47,6 +47,11 @@ class RowCosts:
         twin._seen, twin._pace, twin._moved = self._seen, self._pace, self._moved
         return twin
 
+    @property
+    def seen(self) -> int:
+        """Samples of all widths."""
+        return self._seen
+
     def samples(self, rows: int) -> int:
         width = self._widths.get(rows)
         return width.samples if width else 0

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -102,3 +106,33 @@ def test_unknown_chips_and_policies_are_clear_errors(capsys: pytest.CaptureFixtu
     assert "apple-m4" in capsys.readouterr().err
     assert cli.run(["simulate", "--profile", "apple-m4", "--model", "8b", "--policy", "magic"]) == 2
     assert "known policies" in capsys.readouterr().err
+
+
+def test_the_report_is_a_page_of_its_own(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path / "home"))
+    arguments = ["simulate", "--profile", "apple-a19-pro", "--model", "2b", "--draft", "300m", "--minutes", "1", "--warm", "2"]
+    arguments += ["--policy", "fixed:3", "--policy", "adaptive+governor", "--out", str(tmp_path / "new" / "folder"), "--json"]
+    assert cli.run(arguments) == 0
+    printed = capsys.readouterr()
+    assert set(json.loads(printed.out)["policies"]) == {"fixed:3", "adaptive+governor"}
+    (file,) = (tmp_path / "new" / "folder").iterdir()
+    assert str(file) in printed.err
+    text = file.read_text(encoding="utf-8")
+    assert text.startswith("<!doctype html>") and "<script" not in text and "http://" not in text.replace("http://www.w3.org/2000/svg", "")
+    charts = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
+    assert len(charts) == 4
+    for chart in charts:
+        ElementTree.fromstring(chart)
+    assert "critical at 78" in charts[1]
+    for words in ("after 2 minutes of full work", "avoided throttling", "best fixed length", "All figures are estimates", "J/token"):
+        assert words in text
+
+
+def test_warm_devices_start_slower_and_every_policy_reads_the_same_text() -> None:
+    cold = scene("apple-a19-pro", "phone", "2b", "300m", minutes=1.0)
+    warm = replace(cold, warm_minutes=5.0)
+    rows = [compare(where, ("fixed:0", "fixed:3"))["fixed:3"] for where in (cold, warm)]
+    assert rows[1]["tok_s_first_minute"] < 0.8 * rows[0]["tok_s_first_minute"]
+    assert all(row["clock_share"] < 1.0 and row["npu_share"] == 0.0 for row in rows)
+    histories = [where.run(where.policy("fixed:3")).history for where in (cold, warm)]
+    assert all(a.kept == b.kept for a, b in zip(*histories, strict=False)), "heat changes the pace, not the text"

@@ -1,17 +1,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from edgespec.backends.simulated import SimulatedEngine, Throttle, VirtualDevice
 from edgespec.core.engine import TokenBatch
+from edgespec.core.sampling import Sampling
 from edgespec.drafting.model import ModelDrafter
 from edgespec.orchestrator.loop import decode, prefill
 from edgespec.scheduling.adaptive import AdaptivePolicy
+from edgespec.scheduling.fixed import FixedPolicy
 from edgespec.scheduling.governor import Governor
 from edgespec.scheduling.thermal import Stage, ThermalModel
+from edgespec.verification.greedy import GreedyVerifier
+from edgespec.verification.rejection import RejectionVerifier
+from tests.helpers.engines import make_reference
+from tests.helpers.tiny import tiny_checkpoint, tiny_config
 from tests.helpers.toyloop import parts_for
 from tests.helpers.toys import toy_draft, toy_lm
 
@@ -86,3 +93,28 @@ def test_text_is_the_same_hot_or_cold() -> None:
     cold, hot = run(hot=False), run(hot=True)
     assert hot[0] == cold[0] and len(hot[0]) == 150
     assert "serious" in hot[1]
+
+
+def test_a_real_engine_writes_the_same_text_throttled_governed_or_cool(tmp_path: Path) -> None:
+    """Whole decoder layers of the reference engine, a draft of other weights, greedy and drawn."""
+    config = tiny_config("llama")
+    engines = [make_reference(tiny_checkpoint(config, seed=seed), tmp_path) for seed in (0, 1)]
+    prompt = [5, 9, 2, 7]
+
+    def run(*, hot: bool, sampling: Sampling) -> tuple[list[int], set[str], int]:
+        chip = device(busy_w=50.0 if hot else 0.1)
+        target, draft = (SimulatedEngine(engine, chip, "gpu", lambda rows, context: 700.0) for engine in engines)
+        verify = RejectionVerifier() if sampling.temperature else GreedyVerifier()
+        parts = parts_for(target, ModelDrafter(draft), prompt, k=3, sampling=sampling, verify=verify, seed=4)
+        if hot:
+            policy = Governor(FixedPolicy(3), model=MODEL, serious_c=45.0)
+            parts = replace(parts, policy=policy, power=chip.state)
+        prefill(parts, prompt)
+        rounds = list(decode(parts, prompt[-1], max_tokens=60, stop_ids=frozenset()))
+        tokens = [token for one in rounds for token in one.token_ids]
+        return tokens, {one.trace.thermal or "" for one in rounds}, sum(one.trace.drafted for one in rounds)
+
+    for sampling in (Sampling(), Sampling(temperature=0.8, seed=3)):
+        cold, hot = run(hot=False, sampling=sampling), run(hot=True, sampling=sampling)
+        assert hot[0] == cold[0] and len(hot[0]) == 60
+        assert hot[1] & {"serious", "critical"} and hot[2] > 0

@@ -201,3 +201,20 @@ def test_pure_bounded_and_explained(rows: list[tuple[int, int, int, float, str |
 def test_times_of_zero_are_survived() -> None:
     history = [made_round(i, planned=2, kept=1, verify_ms=0.0) for i in range(20)]
     assert AdaptivePolicy()(history, made_state(), GENERIC, Knobs()).reason
+
+
+def test_looks_become_rarer_while_nothing_changes() -> None:
+    world = World(lambda rows: 10 + rows, 0.5, [0.8] * 32)
+    history = play(world, AdaptivePolicy(), 4000, np.random.default_rng(3))
+    looks = [trace.reason.startswith("looking") for trace in history]
+    assert 0 < sum(looks[2000:]) < 0.5 * sum(looks[:2000])
+
+
+def test_rows_that_the_profile_knows_are_not_looked_at() -> None:
+    world = World(lambda rows: 10 + rows, 0.5, [0.8] * 32)
+    known = DeviceProfile(chip="x", units={"cpu": UnitProfile(forward_ms={m: {100: 10.0 + m} for m in range(1, 18)})})
+    counts = [
+        sum("looking" in trace.reason for trace in play(world, AdaptivePolicy(), 35, np.random.default_rng(3), profile=profile))
+        for profile in (GENERIC, known)
+    ]
+    assert counts[0] > counts[1] == 0

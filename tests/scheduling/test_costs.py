@@ -106,3 +106,60 @@ def test_a_change_is_noticed_within_a_few_rounds() -> None:
     for _ in range(8):
         seen.observe(4, 0)
     assert seen.alphas(1)[0] < 0.35
+
+
+def test_a_width_out_of_use_follows_the_pace_of_one_in_use() -> None:
+    book = RowCosts()
+    for _ in range(3):
+        book.observe(1, 10.0)
+    for _ in range(30):
+        book.observe(4, 20.0)
+    for _ in range(200):
+        book.observe(4, 30.0)  # slowed by half
+    assert book.ms(1) == pytest.approx(15.0, rel=0.01)
+    book.observe(1, 14.0)
+    assert book.ms(1) == 14.0 and book.ms(4) == pytest.approx(30.0, rel=0.01), "a look says nothing of other widths"
+
+
+def test_widths_in_use_do_not_drag_each_other() -> None:
+    book = RowCosts()
+    for _ in range(20):
+        book.observe(1, 10.0)
+        book.observe(4, 20.0)
+    for _ in range(20):
+        book.observe(1, 10.0)
+        book.observe(4, 60.0)
+    assert book.ms(1) == pytest.approx(10.0) and book.ms(4) == pytest.approx(60.0, rel=0.01)
+
+
+def test_looks_that_find_what_was_known_count_until_something_moves() -> None:
+    book = RowCosts()
+    book.observe(1, 10.0)
+
+    def look(ms: float) -> None:
+        for _ in range(25):
+            book.observe(4, 20.0)
+        book.observe(1, ms)
+
+    for _ in range(3):
+        look(10.2)
+    assert book.confirmed(1) == 3 and not book.outdated(1)
+    look(16.0)
+    assert book.confirmed(1) == 0
+    look(book.ms(1) or 0.0)
+    assert book.confirmed(1) == 1
+    for _ in range(3):
+        book.observe(4, 60.0)
+    assert book.confirmed(1) == 0 and book.outdated(1) and not book.outdated(4)
+
+
+def test_steady_acceptance_is_remembered_longer() -> None:
+    young, old = Acceptance(), Acceptance()
+    for i in range(40):
+        young.observe(1, i % 2)
+    for i in range(1000):
+        old.observe(1, i % 2)
+    assert old.weight > 2.5 * young.weight
+    for _ in range(60):
+        old.observe(1, 1)
+    assert old.alphas(1)[0] > 0.75, "a slow change gives the long memory up"

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -125,3 +126,18 @@ def test_it_is_a_function_of_the_history() -> None:
     grown = Governor(WindowPolicy())
     for n in range(len(history)):
         assert ask(grown, None, history[:n]) == ask(Governor(WindowPolicy()), None, history[:n])
+
+
+def test_the_policy_chooses_within_what_a_level_leaves() -> None:
+    """It must not go on wishing for lengths that are cut afterwards."""
+    asked: list[Knobs] = []
+
+    class Listening(FixedPolicy):
+        def __call__(self, history: Sequence[RoundTrace], state: RoundState, profile: DeviceProfile, knobs: Knobs) -> Plan:
+            asked.append(knobs)
+            return super().__call__(history, state, profile, knobs)
+
+    ask(Governor(Listening(12)), PowerThermalState(thermal="serious"))
+    ask(Governor(Listening(12)), PowerThermalState(thermal="serious"), knobs=Knobs(max_draft_tokens=3))
+    ask(Governor(Listening(12)), PowerThermalState())
+    assert [knobs.max_draft_tokens for knobs in asked] == [6, 3, Knobs().max_draft_tokens]
