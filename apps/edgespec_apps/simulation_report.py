@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgespec.core.trace import RoundTrace
+from edgespec.scheduling.parse import GOVERNED
 from edgespec_apps.simulation import Run, Scene, Work, summary
 from edgespec_device_profiles.layout import document, section, tabulate
 from edgespec_device_profiles.svg import Axis, Line, Point, chart
@@ -65,12 +66,14 @@ def _gain(name: str, run: Run, best: str, base: Run) -> str:
     head = f"{name}: {gain:+.1%} tokens against {best}."
     if abs(gain) < NOTHING:
         hot = theirs["clock_share"] < 1.0 - NOTHING
+        if hot and not name.endswith(GOVERNED):
+            return f"{head} Without the governor it stays on one unit, where every plan heats alike: no gain."
         why = "every plan heats alike here and no move to another unit pays clearly" if hot else "nothing gets too hot"
         return f"{head} Physics leaves no gain: {why}, and one length is right all the time; {best} is known only in hindsight."
     wasted, before = (row["wasted_drafts"] / max(1, row["tokens"]) for row in (ours, theirs))
     parts = (
         (ratio.plan, f"draft lengths (wasted drafts per token {wasted:.2f} instead of {before:.2f})"),
-        (ratio.unit, f"unit shift (the NPU had {ours['npu_share']:.0%} of the time; at full speed it is slower or faster by so much)"),
+        (ratio.unit, f"unit shift (the NPU had {ours['npu_share']:.0%} of the time; what that costs or brings at full speed)"),
         (ratio.clock, f"avoided throttling ({ours['clock_share']:.0%} of full speed on average instead of {theirs['clock_share']:.0%})"),
         (ratio.work, "rests"),
     )
