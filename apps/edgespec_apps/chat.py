@@ -16,7 +16,7 @@ import typer
 from edgespec_apps.console import complain, ctrl_c, each_in_background, prefill_meter, say, write
 from edgespec_apps.generate import decoded
 from edgespec_apps.options import EngineName, MaxTokens, ModelOptions, SamplingOptions
-from edgespec_apps.turns import Painter, status
+from edgespec_apps.turns import Painter, count, ending, status
 
 if TYPE_CHECKING:
     from edgespec.core.chunk import Stats
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from edgespec.orchestrator.text import Message
 
 SCHEMA = "edgespec.chat/1"
-_COMMAND = re.compile(r"/([a-z]+)(?:\s+(.*))?", re.DOTALL)  # a path such as /etc/hosts is a prompt
+_COMMAND = re.compile(r"/([a-z]+)(?:\s+(.*))?", re.DOTALL | re.IGNORECASE)  # a path such as /etc/hosts is a prompt
 
 HELP = """\
 /help                 this list
@@ -34,9 +34,9 @@ HELP = """\
 /reset                forget the conversation (the system message stays)
 /system [TEXT]        show or set the system message
 /draft [none|ngram|auto|MODEL]   show or change what guesses ahead
-/drafted              colour guessed text, or stop colouring it
+/drafted [on|off]     colour guessed text, or stop colouring it
 /save FILE            write the conversation as JSON
-/quit                 leave (also Ctrl-D)
+/quit, /exit          leave (also Ctrl-D)
 Ctrl-C stops an answer. Alt-Enter, or a backslash at the end of a line, starts a new line."""
 
 
@@ -63,9 +63,11 @@ def chat(
         say(conversation.banner())
         if show_drafted and not terminal:
             say("--show-drafted colours text on a terminal only")
-        for line in typed_lines() if terminal else piped_lines():
+        for line in typed_lines() if terminal else piped_lines(conversation.complain):
             if not conversation.take(line):
                 break
+        if conversation.failed and not terminal:
+            raise typer.Exit(1)
 
 
 @dataclass(kw_only=True)
@@ -81,6 +83,7 @@ class Conversation:
     terminal: bool = False
     turns: list[Message] = field(default_factory=list)
     answers: list[Stats] = field(default_factory=list)
+    failed: bool = False  # one line or more ended in an error
     _saved: set[Path] = field(default_factory=set)
     _open: ExitStack = field(default_factory=ExitStack)
     _runtime: Runtime = field(init=False)
@@ -110,14 +113,18 @@ class Conversation:
         command = _COMMAND.fullmatch(line.strip())
         try:
             if command:
-                return self._obey(command[1], (command[2] or "").strip())
+                return self._obey(command[1].lower(), (command[2] or "").strip())
             if line.strip():
                 self._answer(line)
         except (EdgespecError, ValueError, OSError) as error:
             if isinstance(error, BrokenPipeError):
                 raise
-            complain(_with_advice(error))
+            self.complain(_with_advice(error))
         return True
+
+    def complain(self, text: str) -> None:
+        self.failed = True
+        complain(text)
 
     def _messages(self) -> list[Message]:
         system: list[Message] = [{"role": "system", "content": self.system}] if self.system else []
@@ -151,7 +158,7 @@ class Conversation:
         write("\n")
         answer = tally.answer(prompt_tokens=self._session.prompt_tokens)
         self.answers.append(answer.stats)
-        say(f"[{status([answer.stats])}{', stopped' if answer.finish == 'cancelled' else ''}]")
+        say(f"[{', '.join(filter(None, [status([answer.stats]), ending(answer, self.max_tokens)]))}]")
         if answer.text:
             reply: Message = {"role": "assistant", "content": answer.text}
             self.turns += [question, reply]
@@ -166,7 +173,7 @@ class Conversation:
             case "help":
                 say(HELP)
             case "stats":
-                say(f"{len(self.answers)} answers, {status(self.answers)}" if self.answers else "no answers yet")
+                say(f"{count(len(self.answers), 'answer')}, {status(self.answers)}" if self.answers else "no answers yet")
             case "reset":
                 self.turns.clear()
                 say("conversation forgotten")
@@ -176,7 +183,7 @@ class Conversation:
             case "draft":
                 self._change_draft(argument)
             case "drafted":
-                self.show_drafted = not self.show_drafted
+                self.show_drafted = _switched(self.show_drafted, argument)
                 say(f"guessed text is {'coloured' if self.show_drafted else 'not coloured'}")
             case "save":
                 self._save(argument)
@@ -208,6 +215,12 @@ class Conversation:
         say(f"saved {len(self.turns)} messages to {file}")
 
 
+def _switched(now: bool, argument: str) -> bool:
+    if argument.lower() not in ("", "on", "off"):
+        raise ValueError(f"/drafted takes on, off or nothing, got {argument!r}")
+    return argument.lower() == "on" if argument else not now
+
+
 def _with_advice(error: Exception) -> str:
     from edgespec.core.errors import ContextLengthError
 
@@ -221,13 +234,13 @@ def _as_it_is() -> Generator[None]:
     yield
 
 
-def piped_lines() -> Iterator[str]:
-    """Lines of standard input; one that is not UTF-8 is reported and skipped."""
+def piped_lines(on_bad: Callable[[str], None]) -> Iterator[str]:
+    """Lines of standard input; `on_bad` is told of one that is not UTF-8."""
     for number, line in enumerate(sys.stdin.buffer, 1):
         try:
             yield decoded(line.rstrip(b"\r\n"), f"line {number} of standard input")
         except ValueError as error:
-            complain(str(error))
+            on_bad(str(error))
 
 
 class _Prompt(Protocol):

@@ -14,6 +14,7 @@ import typer
 
 from edgespec_apps.console import INTERRUPTED, ctrl_c, each_in_background, prefill_meter, say, write
 from edgespec_apps.options import AsJson, MaxTokens, ModelOptions, SamplingOptions
+from edgespec_apps.turns import ending
 
 if TYPE_CHECKING:
     from edgespec.core.chunk import Answer
@@ -74,6 +75,8 @@ def generate(
         print(json.dumps(report(model, runtime, answer)) if as_json else "", flush=True)
         if record:
             record.writelines(json.dumps(line) + "\n" for line in as_dicts(answer.traces))
+    if answer.finish == "length" and sys.stderr.isatty():
+        say(f"[{ending(answer, max_tokens)}]")
     if answer.finish == "cancelled":
         raise typer.Exit(INTERRUPTED)
 

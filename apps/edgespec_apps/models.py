@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from edgespec_converters.registry import Entry
 
 SCHEMA = "edgespec.models/1"
+AGREES = 0.8  # argmax agreement with the source below which a conversion deserves a warning
 
 Name = Annotated[str | None, typer.Option("--name", metavar="NAME", help="Name in the store (default: from the source).")]
 Recipe = Annotated[
@@ -58,7 +59,7 @@ def _pull(spec: str, *, name: str | None, recipe: str | None, targets: str, forc
         raise ValueError(f"--targets knows onnx and mlx, got {', '.join(unknown)}")
     if targets and not engines:
         raise ValueError(f"--targets needs onnx, mlx or both, got {targets!r}")
-    with progress_bar(spec) as progress:
+    with progress_bar(name or spec) as progress:
         package = fetch_and_convert(
             spec,
             name=name,
@@ -71,7 +72,21 @@ def _pull(spec: str, *, name: str | None, recipe: str | None, targets: str, forc
             notify=say,
         )
     _print_package(package)
-    say(f"Talk with it: edgespec chat --model {package.name}")
+    _advise(package, recipe)
+
+
+def _advise(package: Package, asked: str | None) -> None:
+    """How to use the recipe just made, and whether it is to be trusted."""
+    recipes = [artifact.recipe for artifact in package.manifest.artifacts]
+    recipe = asked if asked in recipes else recipes[-1]
+    for artifact in package.manifest.artifacts:
+        agreement = artifact.parity.argmax_agreement if artifact.parity else 1.0
+        if artifact.recipe == recipe and agreement < AGREES:
+            say(
+                f"Mind: {artifact.engine} {recipe} chose the original's likeliest token at {agreement:.0%} of the positions only;"
+                " its answers will be worse"
+            )
+    say(f"Talk with it: edgespec chat --model {package.name}" + ("" if recipe == recipes[0] else f"@{recipe}"))
 
 
 def _agreed(entry: Entry) -> bool:
@@ -110,9 +125,14 @@ def models(
         print(json.dumps({"schema": SCHEMA, "home": str(store.home()), "packages": whole, "damaged": damaged}), flush=True)
     else:
         for package in packages:
-            if package.name not in damaged:
+            if package.name not in damaged and verify:
+                print(f"{package.name}: ok")
+            elif package.name not in damaged:
                 _print_package(package)
-        _print_known({package.name for package in packages})
+        for name in damaged:
+            print(f"{name}: damaged")
+        if not verify:
+            _print_known({package.name for package in packages} | damaged.keys())
     for problem in damaged.values():
         complain(problem)
     if damaged:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Annotated, Any
 
 import typer
@@ -19,7 +20,7 @@ def plan(
     draft: Annotated[str | None, typer.Option("--draft", "-d", help="The same for a draft model.", metavar="NAME")] = None,
     memory: Annotated[str | None, typer.Option("--memory", help="Default: the most it is sold with.", metavar="4GB")] = None,
     watts: Annotated[float | None, typer.Option("--watts", min=0.1, help="Most that may be drawn.")] = None,
-    cores: Annotated[int | None, typer.Option("--cores", min=1, help="Fast cores.")] = None,
+    cores: Annotated[int | None, typer.Option("--cores", min=1, help="Also estimate the CPU alone, on this many fast cores.")] = None,
     case: Annotated[str | None, typer.Option("--case", help="phone, fanless, fan or desktop (default: as the chip is sold).")] = None,
     bits: Annotated[float, typer.Option("--bits", min=1.0, max=32.0, help="Per weight, for models that are not installed.")] = BITS,
     acceptance: Annotated[float, typer.Option("--acceptance", min=0.0, max=1.0, help="Assumed per drafted token.")] = 0.75,
@@ -52,6 +53,8 @@ def plan(
 
 
 def _print(found: dict[str, Any], chip: str) -> None:
+    from edgespec_apps.planning import PROFILE
+
     memory, low_high = found["memory"], found["tok_s"]
     print(f"{found['model']} on {chip} (estimates)")
     verdict = "fits" if found["fits"] else "does not fit"
@@ -61,10 +64,9 @@ def _print(found: dict[str, Any], chip: str) -> None:
     )
     print(f"  held back  by {found['bound_by']}, on the {found['unit'].upper()}")
     hypothetical = "" if found["fits"] else ", if it did fit"
-    print(
-        f"  speed      {low_high[0]:.1f}–{low_high[1]:.1f} tokens/s sustained ({found['tok_s_cold']:.1f} cold), "
-        f"{found['joules_per_token']:.2f} J/token{hypothetical}"
-    )
+    print(f"  speed      about {_speed(found | {'tok_s': math.sqrt(low_high[0] * low_high[1])})}{hypothetical}")
+    if on_cores := found["on_cores"]:
+        print(f"  CPU only   on {on_cores['cores']} cores about {_speed(on_cores)}{hypothetical}")
     if found["with_draft"]:
         draft = found["with_draft"]
         small = "" if draft["small_enough"] else "; it takes more than a tenth of the target's memory"
@@ -73,4 +75,12 @@ def _print(found: dict[str, Any], chip: str) -> None:
             f"at an assumed acceptance of {draft['assumed_acceptance']:g}{small}"
         )
     for line in found["would_change"]:
-        print(f"  would help {line}" if "profiling" not in line else f"  note       {line}")
+        print(f"  note       {line}" if line.startswith(PROFILE) else f"  would help {line}")
+
+
+def _speed(found: dict[str, Any]) -> str:
+    from edgespec_apps.planning import SPREAD
+
+    sustained, cold = found["tok_s"], found["tok_s_cold"]
+    within = f"within {sustained / (1 + SPREAD):.1f}–{sustained * (1 + SPREAD):.1f}"
+    return f"{sustained:.1f} tokens/s sustained ({within}; {cold:.1f} while cold), {found['joules_per_token']:.2f} J/token"

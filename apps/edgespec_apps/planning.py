@@ -11,6 +11,7 @@ from edgespec_device_profiles.chips import Chip
 from edgespec_device_profiles.estimates import BITS, ModelSize, Unit, pass_ms, units
 
 SCHEMA = "edgespec.plan/1"
+PROFILE = "`edgespec profile`"
 RESERVE_SHARE = 0.25  # of the memory, for the system and everything else that runs
 RESERVE_BYTES = 250e6  # beside weights and cache: buffers, tokenizer, interpreter
 SPREAD = 0.35  # estimates of speed are off by about so much either way
@@ -65,6 +66,7 @@ def answer(question: Question) -> dict[str, Any]:
         "tok_s": [tok_s / (1 + SPREAD), tok_s * (1 + SPREAD)],
         "tok_s_cold": 1e3 / pace.cold_ms,
         "joules_per_token": analysis.energy_per_token_mj(pace.watts, pace.hot_ms) / 1e3,
+        "on_cores": _on_cores(question),
         "with_draft": {"tok_s": [gain * tok_s / (1 + SPREAD), gain * tok_s * (1 + SPREAD)], **draft} if draft else None,
         "would_change": changes(question, needs, pace),
         "rests_on": [f"{name}: {question.chip.figures[name].source}" for name in question.chip.estimates],
@@ -94,6 +96,19 @@ def _pace(question: Question, unit: Unit) -> _Pace:
     powered = cold / cooling.speed_at(allowed_w, full_w)
     hot_w = min(allowed_w, carried_w)
     return _Pace(unit=unit, cold_ms=cold, powered_ms=powered, hot_ms=cold / cooling.speed_at(hot_w, full_w), watts=hot_w)
+
+
+def _on_cores(question: Question) -> dict[str, float] | None:
+    """The processor by itself, if the user says how many of its cores may work: the fastest unit may be out of reach of a program."""
+    if question.cores is None:
+        return None
+    pace = _pace(question, "cpu")
+    return {
+        "cores": question.cores,
+        "tok_s": 1e3 / pace.hot_ms,
+        "tok_s_cold": 1e3 / pace.cold_ms,
+        "joules_per_token": analysis.energy_per_token_mj(pace.watts, pace.hot_ms) / 1e3,
+    }
 
 
 def bound_by(question: Question, pace: _Pace, fits: bool) -> str:
@@ -156,7 +171,7 @@ def changes(question: Question, needs: dict[str, float], pace: _Pace) -> list[st
     costs = (pass_ms(chip, pace.unit, target, rows=m, context=context, cores=cores) for m in range(1, MOST_ROWS + 1))
     rows = sum(ms <= FREE_ROWS * pace.cold_ms for ms in costs)
     out.append(f"drafts: scoring {rows} rows costs at most a quarter more than one")
-    out.append("a profiling run on the device replaces these estimates")
+    out.append(f"{PROFILE} on the device replaces these estimates by measurements")
     return out
 
 

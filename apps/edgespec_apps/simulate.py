@@ -79,12 +79,15 @@ def simulate(
 def _print(result: dict[str, Any], scene: Scene) -> None:
     from edgespec_device_profiles import cooling
 
-    print(f"{scene.chip.chip}, {result['minutes']:g} virtual minutes. Estimates; case: {scene.case.source}.")
-    print(f"{'policy':<20}{'tokens':>9}{'first min':>11}{'last min':>10}{'peak °C':>9}{'J/token':>9}{'flips':>7}{'wasted':>9}")
+    print(
+        f"{scene.chip.chip}, {result['minutes']:g} virtual minute{'' if result['minutes'] == 1 else 's'}. Estimates; case: {scene.case.source}."
+    )
+    print("Speeds in tokens/s over the first and the last minute; changes of the draft length; guesses that were not kept.")
+    print(f"{'policy':<20}{'tokens':>9}{'first min':>11}{'last min':>10}{'peak °C':>9}{'J/token':>9}{'changes':>9}{'not kept':>10}")
     for name, row in result["policies"].items():
         print(
             f"{name:<20}{row['tokens']:>9}{row['tok_s_first_minute']:>11.1f}{row['tok_s_last_minute']:>10.1f}{row['peak_c']:>9.1f}"
-            f"{row['energy_j'] / max(1, row['tokens']):>9.3f}{row['plan_flips']:>7}{row['wasted_drafts']:>9}"
+            f"{row['energy_j'] / max(1, row['tokens']):>9.3f}{row['plan_flips']:>9}{row['wasted_drafts']:>10}"
         )
     print("Fit of the phone case to published runs (tokens/s at 10 min over the first; seconds to lose a tenth):")
     for name, end, published, onset_s, published_s in cooling.phone_fit():

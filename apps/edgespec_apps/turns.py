@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from edgespec_apps.console import safe
 
 if TYPE_CHECKING:
-    from edgespec.core.chunk import Chunk, Stats
+    from edgespec.core.chunk import Answer, Chunk, Stats
 
 _GREEN, _PLAIN = "\x1b[32m", "\x1b[0m"
 
@@ -21,13 +21,26 @@ def status(answers: Sequence[Stats]) -> str:
     tokens, rounds = sum(s.tokens for s in answers), sum(s.rounds for s in answers)
     seconds = sum(s.tokens / s.tok_s for s in answers if s.tok_s > 0)
     drafted, kept = sum(s.drafted for s in answers), sum(s.kept for s in answers)
-    parts = [f"{tokens} tokens"]
+    parts = [count(tokens, "token")]
     if seconds > 0:
         parts.append(f"{tokens / seconds:.1f} tok/s")
         parts.append(f"first after {sum(s.ttft_s for s in answers) / len(answers):.2f} s")
     if drafted:
         parts.append(f"{kept / rounds:.2f} of {drafted / rounds:.2f} guesses kept per round")
     return ", ".join(parts)
+
+
+def count(n: int, what: str) -> str:
+    return f"{n} {what}" if n == 1 else f"{n} {what}s"
+
+
+def ending(answer: Answer, max_tokens: int) -> str:
+    """Why an answer ended before the model had ended it; empty if the model did."""
+    if answer.finish == "cancelled":
+        return "stopped"
+    if answer.finish == "length":
+        return f"stopped at the limit of {count(max_tokens, 'token')}" if len(answer.token_ids) == max_tokens else "the context is full"
+    return ""
 
 
 class Painter:

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from edgespec.orchestrator import store
 from edgespec.orchestrator.store import Package
 from edgespec_converters import fetch as fetching
 from edgespec_converters.fetch import Progress, Source, silent
-from edgespec_converters.registry import DEFAULT_RECIPE, DEFAULT_TARGETS, Entry, HubSource, lookup
+from edgespec_converters.registry import DEFAULT_RECIPE, Entry, HubSource, default_targets, entries, lookup
 
 _HUB = re.compile(r"hf:(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w.-]+))?(?:/(?P<file>[\w.-]+(?:/[\w.-]+)*))?")
 # An artifact's size as a multiple of its source, on the safe side: 8 bits and scales from a 4-bit GGUF, from 16-bit floats.
@@ -24,9 +25,13 @@ _GROWTH_GGUF, _GROWTH_FLOAT = 2.2, 0.7
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """What a pull starts from: exactly one of `entry`, `hub` and `path`, under the name that the package will get."""
+    """What a pull starts from: exactly one of `entry`, `hub` and `path`, under the name that the package will get.
+
+    What is downloaded for it lies in `source_folder(source)`, whatever the package is called.
+    """
 
     name: str
+    source: str
     spec: str
     entry: Entry | None = None
     hub: HubSource | None = None
@@ -37,7 +42,8 @@ def resolve(spec: str, name: str | None = None) -> Origin:
     """Tell a registry name, `hf:org/repo[@revision][/file.gguf]` and a local path apart. Raises ArtifactError with what to do."""
     if spec.startswith("hf:"):
         hub = _parse_hub(spec)
-        return Origin(name=name or _package_name(Path(hub.file).stem if hub.file else hub.repo.split("/")[1]), spec=spec, hub=hub)
+        name = name or _package_name(Path(hub.file).stem if hub.file else hub.repo.split("/")[1])
+        return Origin(name=name, source=name, spec=spec, hub=hub)
     path = Path(spec).expanduser()
     if "/" in spec or "\\" in spec or spec.startswith((".", "~")) or path.suffix.lower() in (".gguf", ".safetensors"):
         if not path.exists():
@@ -47,9 +53,22 @@ def resolve(spec: str, name: str | None = None) -> Origin:
         if (path / store.MANIFEST).is_file():
             raise ArtifactError(f"{spec} is a model package already; use its path as the model: `edgespec chat --model {spec}`")
         path = path.absolute()
-        return Origin(name=name or _package_name(path.stem if path.is_file() else path.name), spec=str(path), path=path)
+        name = name or _package_name(path.stem if path.is_file() else path.name)
+        return Origin(name=name, source=name, spec=str(path), path=path)
+    if spec.lower() not in {entry.name for entry in entries()} and (made_from := _made_from(spec)):
+        origin = resolve(made_from, spec)
+        return replace(origin, name=name or spec)
     entry = lookup(spec)
-    return Origin(name=name or entry.name, spec=entry.name, entry=entry)
+    return Origin(name=name or entry.name, source=entry.name, spec=entry.name, entry=entry)
+
+
+def _made_from(name: str) -> str | None:
+    """What the installed package `name` was pulled from, if that has another name."""
+    try:
+        pulled = store.find_package(name).manifest.source.get("pull")
+    except ArtifactError:
+        return None
+    return pulled if isinstance(pulled, str) and pulled != name else None
 
 
 def pull(
@@ -77,7 +96,7 @@ def pull(
     if discard_source and origin.path is not None:
         raise ValueError(f"{spec} is your own file, not a download; edgespec deletes no file that it did not fetch")
     recipe = recipe or (origin.entry.recipe if origin.entry else DEFAULT_RECIPE)
-    targets = tuple(targets) or (origin.entry.targets if origin.entry else DEFAULT_TARGETS)
+    targets = tuple(targets) or (origin.entry.targets if origin.entry else default_targets())
     store.sweep()
     with store.lock(origin.name, timeout_s=timeout_s, on_wait=notify):
         present = None if force else _present(origin.name, notify)
@@ -85,11 +104,12 @@ def pull(
         if present is not None and not missing:
             notify(f"{origin.name} is already there: {present.path} (--force makes it again)")
             if discard_source:
-                _discard(origin.name)
+                _discard(origin)
             return present
         _check_terms(origin, accept_terms)
         _check_space(origin, len(missing))
-        weights = _fetch(origin, source, progress)
+        with store.lock(origin.source, timeout_s=timeout_s, on_wait=notify) if origin.source != origin.name else nullcontext():
+            weights = _fetch(origin, source, progress)
         with store.staging(origin.name) as folder:
             manifest = _convert(weights, folder, name=origin.name, recipe=recipe, targets=missing, progress=progress)
             manifest = _described(manifest, origin)
@@ -98,12 +118,12 @@ def pull(
             (folder / store.MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
             package = store.install(folder, origin.name)
         if discard_source:
-            _discard(origin.name)
+            _discard(origin)
         return package
 
 
-def _discard(name: str) -> None:
-    shutil.rmtree(store.source_folder(name), ignore_errors=True)
+def _discard(origin: Origin) -> None:
+    shutil.rmtree(store.source_folder(origin.source), ignore_errors=True)
 
 
 def _parse_hub(spec: str) -> HubSource:
@@ -138,7 +158,7 @@ def _check_terms(origin: Origin, accept_terms: Callable[[Entry], bool] | None) -
 def _check_space(origin: Origin, targets: int) -> None:
     """Before anything is downloaded: room for the rest of the source and for every artifact."""
     if origin.entry is not None:
-        fetched = fetching.remaining_bytes(origin.entry, store.source_folder(origin.name))
+        fetched = fetching.remaining_bytes(origin.entry, store.source_folder(origin.source))
         needed = fetched + int(_GROWTH_GGUF * origin.entry.nbytes) * targets
     elif origin.path is not None:
         needed = int(_source_growth(origin.path)) * targets
@@ -154,7 +174,7 @@ def _source_growth(path: Path) -> float:
 
 
 def _fetch(origin: Origin, source: Source, progress: Progress) -> Path:
-    destination = store.source_folder(origin.name)
+    destination = store.source_folder(origin.source)
     if origin.entry is not None:
         return fetching.fetch(origin.entry, destination=destination, progress=progress, source=source)
     if origin.hub is not None:

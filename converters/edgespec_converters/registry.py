@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass
+import platform
+import sys
+from dataclasses import dataclass, field
+from importlib.util import find_spec
 
 from edgespec.core.errors import ArtifactError
 
 DEFAULT_RECIPE = "int8"
-DEFAULT_TARGETS = ("onnx", "mlx")
+
+
+def default_targets() -> tuple[str, ...]:
+    """ONNX everywhere; MLX where its library is, or on a Mac that it is made for."""
+    apple = sys.platform == "darwin" and platform.machine() == "arm64"
+    return ("onnx", "mlx") if apple or find_spec("mlx") else ("onnx",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +65,7 @@ class Entry:
     terms: str | None = None
     draft: str | None = None
     recipe: str = DEFAULT_RECIPE
-    targets: tuple[str, ...] = DEFAULT_TARGETS
+    targets: tuple[str, ...] = field(default_factory=default_targets)
 
     @property
     def needs_acceptance(self) -> bool:

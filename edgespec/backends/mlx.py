@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
     from edgespec.backends.mlx_engine import MlxEngine
 
 
+_PACKAGE = "'mlx[cpu]'" if sys.platform == "linux" else "mlx"
+
+
 class MlxBackend:
     name = "mlx"
     artifact_engines = ("mlx",)
@@ -22,10 +26,10 @@ class MlxBackend:
         try:
             core = importlib.import_module("mlx.core")
         except ImportError as error:
-            return f"MLX cannot be imported ({error}); pip install edgespec[mlx]"
+            return f"MLX cannot be imported ({error}); run: pip install {_PACKAGE}"
         # Came with 0.32. Older ones tie streams to threads, and rotate rows of a tree wrongly on Metal.
         if not hasattr(core, "new_thread_unsafe_stream"):
-            return f"MLX {importlib.metadata.version('mlx')} is too old; pip install 'mlx>=0.32'"
+            return f"MLX {importlib.metadata.version('mlx')} is too old; run: pip install -U {_PACKAGE}"
         return None
 
     def describe(self) -> str:

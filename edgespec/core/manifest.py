@@ -95,7 +95,7 @@ class Manifest:
 
     def __post_init__(self) -> None:
         if self.schema != SCHEMA:
-            raise ArtifactError(f"package {self.name!r} has schema {self.schema!r}, this edgespec reads {SCHEMA!r}; convert it again")
+            raise ArtifactError(f"package {self.name!r} has schema {self.schema!r}, this edgespec reads {SCHEMA!r}")
         check_name(self.name)
         if self.draft is not None:
             check_name(self.draft)
@@ -149,9 +149,7 @@ class Manifest:
         except ArtifactError:
             raise
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise ArtifactError(
-                f"{where} is not a whole package manifest ({type(error).__name__}: {error}); convert or pull the model again"
-            ) from error
+            raise ArtifactError(f"{where} is not a whole package manifest ({type(error).__name__}: {error})") from error
 
 
 def check_name(name: str) -> None:

@@ -31,11 +31,19 @@ def preference() -> tuple[str, ...]:
 
 def choose(manifest: Manifest, engine: str, recipe: str | None) -> tuple[str, Artifact]:
     """The backend's name and the artifact it will load. CapabilityError says what stands in the way of each candidate."""
+    recipes = list(dict.fromkeys(artifact.recipe for artifact in manifest.artifacts))
+    if recipe is not None and recipe not in recipes:
+        raise CapabilityError(
+            f"{manifest.name} has no recipe {recipe!r}; it has {', '.join(recipes) or 'none'}"
+            f" (`edgespec convert {manifest.name} --recipe NAME` adds one)"
+        )
     reasons: list[str] = []
+    broken = False  # a library is missing: another artifact would not help
     for name in preference() if engine == "auto" else (engine,):
         candidate = backend(name)
         if (why := candidate.why_not()) is not None:
             reasons.append(f"{name}: {why}")
+            broken = True
             continue
         for kind in candidate.artifact_engines:
             if (artifact := manifest.find(kind, recipe)) is not None:
@@ -44,11 +52,10 @@ def choose(manifest: Manifest, engine: str, recipe: str | None) -> tuple[str, Ar
         reasons.append(
             f"{name}: no {'/'.join(candidate.artifact_engines)} artifact{f' for recipe {recipe}' if recipe else ''} (it has {has})"
         )
-    source = manifest.source.get("path") or manifest.name
-    raise CapabilityError(
-        f"{manifest.name} cannot run on {engine}: {'; '.join(reasons)}. To add one: edgespec convert {source} --name {manifest.name}"
-        f" --recipe {recipe or 'int8'} --targets {'mlx' if engine in ('mlx', 'reference') else 'onnx'}"
-    )
+    where = "any engine here" if engine == "auto" else engine
+    convert = f"edgespec convert {manifest.name} --targets {'mlx' if engine in ('mlx', 'reference') else 'onnx'}"
+    advice = "" if broken else f". To add one: {convert}{f' --recipe {recipe}' if recipe else ''}"
+    raise CapabilityError(f"{manifest.name} cannot run on {where}: {'; '.join(reasons)}{advice}")
 
 
 def load(package: Package, *, engine: str, recipe: str | None, threads: int | None) -> tuple[Engine, str]:

@@ -81,7 +81,7 @@ class Session:
     ) -> None:
         limit = runtime.spec.max_context
         if max_context is not None and not 1 < max_context <= limit:
-            raise ValueError(f"max_context must lie in 2..{limit} for {runtime.spec.name}, got {max_context}")
+            raise ValueError(f"max_context (--max-context) must lie in 2..{limit} for {runtime.spec.name}, got {max_context}")
         if verify not in ("auto", *_VERIFIERS):
             raise ValueError(f"verify must be auto, {', '.join(_VERIFIERS)}; got {verify!r}")
         self._runtime, self._owns_runtime = runtime, owns_runtime
@@ -138,13 +138,18 @@ class Session:
         room = self._max_context - len(token_ids)
         if room < 1:
             raise ContextLengthError(
-                f"the prompt has {len(token_ids)} tokens and the context holds {self._max_context}; shorten it or raise max_context"
-                f" (this model allows {self._runtime.spec.max_context})"
+                f"the prompt has {len(token_ids)} tokens and the context holds {self._max_context}; {self._more_context()}"
             )
         turn = _Turn()
         chunks = self._answer(turn, token_ids, verify, sampling, min(max_tokens, room), stop, cancel or CancelToken(), progress)
         turn.chunks = weakref.ref(chunks)
         return chunks
+
+    def _more_context(self) -> str:
+        limit = self._runtime.spec.max_context
+        if self._max_context == limit:
+            return "shorten it, as this model allows no more"
+        return f"shorten it or raise max_context (--max-context; this model allows {limit})"
 
     def generate(
         self,

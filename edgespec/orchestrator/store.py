@@ -12,12 +12,13 @@ left in tmp/ is put right by the next one that takes the lock. Reading needs no 
 
 from __future__ import annotations
 
+import difflib
 import errno
 import hashlib
 import os
 import shutil
 import stat
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,17 @@ MANIFEST = "manifest.json"
 _MANIFEST_LIMIT_BYTES = 16 << 20
 _BLOCK_BYTES = 1 << 20
 _held: set[str] = set()  # names whose lock this process holds
+
+
+class NotInstalled(ArtifactError):
+    """The store holds no package `name`; it holds those in `installed`."""
+
+    def __init__(self, name: str, installed: Sequence[str]) -> None:
+        self.name, self.installed = name, tuple(installed)
+        self.what = f"no model {name!r} in the store {home()} (installed: {', '.join(installed) or 'none'})"
+        near = difflib.get_close_matches(name.lower(), installed, n=1)
+        guess = f"did you mean {near[0]}? If not, run" if near else "run"
+        super().__init__(f"{self.what}; {guess} `edgespec pull {name}`")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +66,14 @@ class Package:
 
 
 def home() -> Path:
-    """The store: $EDGESPEC_HOME, or the platform's folder for user data. It need not exist."""
+    """The store: $EDGESPEC_HOME, or the platform's folder for user data. It need not exist. ArtifactError if it is a file."""
     chosen = os.environ.get("EDGESPEC_HOME")
-    return Path(chosen).expanduser().absolute() if chosen else platformdirs.user_data_path("edgespec", appauthor=False)
+    if not chosen:
+        return platformdirs.user_data_path("edgespec", appauthor=False)
+    folder = Path(chosen).expanduser().absolute()
+    if folder.is_file():
+        raise ArtifactError(f"EDGESPEC_HOME names {folder}, which is a file; set it to a folder")
+    return folder
 
 
 def source_folder(name: str) -> Path:
@@ -78,7 +95,7 @@ def find_package(name_or_path: str | Path) -> Package:
     check_name(text)
     package = _find_installed(text)
     if package is None:
-        raise ArtifactError(f"no model {text!r} in the store {home()} (installed: {_present()}); run `edgespec pull {text}`")
+        raise NotInstalled(text, _names())
     return package
 
 
@@ -104,7 +121,11 @@ def open_package(folder: Path) -> Package:
 
     Raises ArtifactError for anything damaged, naming it and the command that mends it; FileNotFoundError if there is no folder.
     """
-    manifest = Manifest.from_json(_read_manifest(folder), where=str(folder / MANIFEST))
+    text = _read_manifest(folder)
+    try:
+        manifest = Manifest.from_json(text, where=str(folder / MANIFEST))
+    except ArtifactError as error:
+        raise ArtifactError(f"{error}; run `edgespec pull {folder.name} --force`") from error
     mend = _mend(manifest)
     for relative, record in _records(manifest):
         _check_file(folder, relative, record, mend)
@@ -147,7 +168,7 @@ def _find_installed(name: str) -> Package | None:
         try:
             return open_package(folder)
         except (FileNotFoundError, ArtifactError):
-            if _identity(folder) == before:
+            if before is not None and _identity(folder) == before:  # None: it was moved away under our eyes
                 raise
 
 
@@ -222,10 +243,6 @@ def _names() -> list[str]:
     base = home()
     names = {path.name for path in _children(base / "packages") if path.is_dir() and not path.name.startswith(".")}
     return sorted(names | {path.name for path in _children(base / "tmp") if (path / "old").is_dir()})
-
-
-def _present() -> str:
-    return ", ".join(_names()) or "none"
 
 
 def _children(folder: Path) -> list[Path]:
@@ -310,10 +327,13 @@ def install(folder: Path, name: str) -> Package:
 
 def remove(name: str, *, timeout_s: float = 0.0, on_wait: Callable[[str], None] | None = None) -> None:
     """Delete the package `name` from the store; its source stays. Raises ArtifactError if there is none or it is in use."""
+    check_name(name)
+    if not is_installed(name):  # before the lock, which would make a file for a name that means nothing
+        raise ArtifactError(NotInstalled(name, _names()).what)
     with lock(name, timeout_s=timeout_s, on_wait=on_wait):
         target, gone = _package_path(name), _tmp_path(name) / "gone"
         if not os.path.lexists(target):
-            raise ArtifactError(f"no model {name!r} in the store {home()} (installed: {_present()})")
+            raise ArtifactError(NotInstalled(name, _names()).what)
         with _writing(target):
             gone.parent.mkdir(parents=True, exist_ok=True)
             target.rename(gone)  # in one step, so that a killed removal leaves no half package

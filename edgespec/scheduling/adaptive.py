@@ -281,7 +281,10 @@ class _Chooser:
         if detour is not None:
             return name, detour, f"{DETOUR} at {detour} beside {gamma}"
         outlook = outlooks[name]
-        return name, gamma, f"{outlook.ms[gamma] / outlook.tokens[gamma]:.3g} ms/token expected, plain {self.costs[0]:.3g}"
+        expected = outlook.ms[gamma] / outlook.tokens[gamma]
+        if not self.book.seen:  # assumed costs have a shape but no unit
+            return name, gamma, f"a token assumed to take {expected / self.costs[0]:.2g} of plain decoding's time"
+        return name, gamma, f"{expected:.3g} ms/token expected, plain {self.costs[0]:.3g}"
 
     def _outlook(self, name: str, *, alphas: Sequence[float] | None = None) -> _Outlook:
         drafter = self.memory.drafters.get(name) or _Drafter()

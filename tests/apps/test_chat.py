@@ -61,7 +61,7 @@ def test_draft_reloads_and_a_bad_one_leaves_the_old(command):
     assert result.out.count("You said: ") == 4
     assert "edgespec: error: no model 'absent'" in result.err
     assert result.err.splitlines()[-1] == "draft: ngram"
-    assert result.code == 0
+    assert result.code == 1
 
 
 def test_save_overwrites_nothing_but_its_own(command, tmp_path: Path):
@@ -77,11 +77,27 @@ def test_save_overwrites_nothing_but_its_own(command, tmp_path: Path):
 def test_stats_help_quit_and_unknown_commands(command):
     result = command("chat", stdin=b"/stats\na\n/stats\n/help\n/nonsense\n/quit\nnever asked\n")
     assert "no answers yet" in result.err
-    assert "1 answers, 26 tokens" in result.err
+    assert "1 answer, 26 tokens" in result.err
     assert "/save FILE" in result.err
     assert "edgespec: error: unknown command /nonsense; /help lists them" in result.err
     assert "never" not in result.out
-    assert result.code == 0
+    assert result.code == 1, "one line failed"
+
+
+def test_commands_in_capitals_and_both_ways_to_switch_colours(command, tmp_path: Path):
+    result = command("chat", stdin=f"/drafted ON\n/drafted\n/drafted off\n/Reset\n/SAVE {tmp_path / 'X.json'}\n/EXIT\nnever\n".encode())
+    told = [line for line in result.err.splitlines() if line.startswith("guessed")]
+    assert told == ["guessed text is coloured", "guessed text is not coloured", "guessed text is not coloured"]
+    assert "conversation forgotten" in result.err and (tmp_path / "X.json").exists()
+    assert (result.code, result.out) == (0, "")
+    assert "takes on, off or nothing, got 'maybe'" in command("chat", stdin=b"/drafted maybe\n").error()
+
+
+def test_an_answer_that_was_cut_says_where(command):
+    [line] = [line for line in command("chat", "--max-tokens", "1", stdin=b"hello\n").err.splitlines() if line.startswith("[")]
+    assert line.startswith("[1 token, ") and line.endswith(", stopped at the limit of 1 token]")
+    [line] = [line for line in command("chat", "--max-context", "20", stdin=b"hello\n").err.splitlines() if line.startswith("[")]
+    assert line.endswith(", the context is full]")
 
 
 def test_a_path_is_a_prompt_not_a_command(command):
@@ -91,7 +107,7 @@ def test_a_path_is_a_prompt_not_a_command(command):
 def test_a_turn_that_fails_is_one_line_and_forgotten(command, tmp_path: Path):
     file = tmp_path / "chat.json"
     result = command("chat", stdin=b"x" * 700 + b"\nraise\ncaf\xe9\nok\n/save " + str(file).encode() + b"\n")
-    assert result.code == 0
+    assert result.code == 1
     errors = [line for line in result.err.splitlines() if line.startswith("edgespec: error: ")]
     assert len(errors) == 3
     assert "context holds 600" in errors[0] and "/reset" in errors[0]

@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import edgespec
 from tests.helpers.processes import finish, start
+from tests.helpers.stored import write_package
 
 COMMANDS = ("chat", "generate", "pull", "convert", "models", "bench", "doctor")
 
@@ -29,6 +31,24 @@ def test_shared_options_are_the_same_everywhere(command, name, panels):
     text = command(name, "--help").out
     assert all(option in text for option in ("--model", "--draft", "--policy", "--engine", "--recipe", "--threads", "--max-context"))
     assert ("--repetition-penalty" in text) is panels
+
+
+def test_no_arguments_show_the_help_and_count_as_wrong_usage(command):
+    result = command()
+    assert (result.code, result.err) == (2, "")
+    assert "Usage: edgespec" in result.out
+
+
+def test_the_nearest_model_is_named(real_command, tmp_path: Path):
+    assert "did you mean smollm2-135m? Get it: edgespec pull smollm2-135m" in real_command("generate", "-m", "smolm2-135m", "x").error()
+    write_package(tmp_path / "home" / "packages" / "mine", "mine")
+    assert real_command("generate", "-m", "mime", "x").error().endswith("did you mean mine?")
+    assert real_command("generate", "-m", "qwen2.5-coder-0.5b", "x").error().endswith("run `edgespec pull qwen2.5-coder-0.5b`")
+
+
+def test_a_store_that_is_a_file_is_one_clear_error(real_command, tmp_path: Path):
+    (tmp_path / "home").write_text("")
+    assert real_command("models").error() == f"EDGESPEC_HOME names {tmp_path / 'home'}, which is a file; set it to a folder"
 
 
 def test_version(command):

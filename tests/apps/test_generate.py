@@ -115,7 +115,7 @@ def test_trace_file_has_a_line_per_round(command, tmp_path: Path):
         (["bad \udce9"], b"", "not UTF-8"),
         (["raise"], b"", "the template refuses this"),
         (["--no-such-option", "x"], b"", "--no-such-option"),
-        (["x", "y"], b"", "y"),
+        (["hello", "world"], b"", 'in quotes: edgespec generate "hello world"'),
     ],
 )
 def test_bad_arguments_are_one_line_and_code_2(command, arguments, stdin, says):
@@ -135,8 +135,9 @@ def test_a_missing_model_is_one_line_and_code_1(command):
 def test_a_prompt_too_long_for_the_context_is_code_1(command):
     result = command("generate", "x" * 700)
     assert result.code == 1
-    assert "the prompt has 702 tokens and the context holds 600" in result.err
+    assert "the prompt has 702 tokens and the context holds 600; shorten it, as this model allows no more\n" in result.err
     assert len(result.err.splitlines()) == 1
+    assert "raise max_context (--max-context; this model allows 600)" in command("generate", "--max-context", "20", "x" * 30).err
 
 
 @pytest.mark.parametrize("arguments", [("--debug", "generate"), ("generate", "--debug")])

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from edgespec.core.manifest import Parity
 from edgespec_apps.console import progress_bar
 from edgespec_converters import pull as pulling
 from tests.helpers.stored import write_package
@@ -114,8 +116,30 @@ def test_damage_is_named_and_counts_as_failure(real_command, tmp_path):
     assert [p["name"] for p in json.loads(result.out)["packages"]] == ["flipped", "whole"]
     result = real_command("models", "--verify")
     assert result.code == 1
-    assert "whole" in result.out and "flipped " not in result.out
+    assert result.out.splitlines() == ["whole: ok", "short: damaged", "flipped: damaged"]
     assert len([line for line in result.err.splitlines() if line.startswith("edgespec: error: ")]) == 2
+
+
+def test_a_manifest_that_was_cut_names_the_command_that_mends_it(real_command, tmp_path):
+    manifest = put(tmp_path, "cut") / "manifest.json"
+    manifest.write_text(manifest.read_text()[:100])
+    result = real_command("models", "--verify")
+    assert (result.code, result.out) == (1, "cut: damaged\n")
+    assert result.error().endswith("run `edgespec pull cut --force`")
+
+
+def test_a_second_recipe_is_named_in_the_closing_line_and_a_poor_one_is_told(real_command, tmp_path, monkeypatch):
+    from edgespec.orchestrator.store import open_package
+
+    package = open_package(put(tmp_path, "little"))
+    [first] = package.manifest.artifacts
+    poor = replace(first, recipe="int4", parity=Parity(argmax_agreement=0.71, kl=0.5, max_error=3.0, n=10))
+    both = replace(package, manifest=replace(package.manifest, artifacts=(first, poor)))
+    monkeypatch.setattr(pulling, "pull", lambda spec, **options: both)
+    told = real_command("convert", "little", "--recipe", "int4").err.splitlines()
+    assert told[-1] == "Talk with it: edgespec chat --model little@int4"
+    assert "likeliest token at 71% of the positions" in told[-2]
+    assert real_command("convert", "little", "--recipe", "int8").err == "Talk with it: edgespec chat --model little\n"
 
 
 def test_models_names_what_can_be_pulled(real_command, tmp_path):
@@ -126,10 +150,11 @@ def test_models_names_what_can_be_pulled(real_command, tmp_path):
     assert "qwen2.5-coder-1.5b" in known
 
 
-def test_removing_what_is_not_there(real_command):
+def test_removing_what_is_not_there(real_command, tmp_path):
     result = real_command("models", "--remove", "ghost")
     assert result.code == 1
     assert "no model 'ghost'" in result.err
+    assert not (tmp_path / "home" / "locks").exists()
 
 
 def test_progress_without_a_terminal_is_a_line_per_stage(capsys):

@@ -199,17 +199,7 @@ def effects(command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     return run
 
 
-CASES = [
-    pytest.param(
-        name,
-        option,
-        marks=pytest.mark.xfail(strict=True, reason="plan always puts a model on the GPU or NPU, where cores do not count")
-        if (name, option) == ("plan", "cores")
-        else (),
-    )
-    for name, options in PROBES.items()
-    for option in options
-]
+CASES = [(name, option) for name, options in PROBES.items() for option in options]
 
 
 @pytest.mark.parametrize(("name", "option"), CASES)

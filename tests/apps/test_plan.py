@@ -86,8 +86,10 @@ def test_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
     assert cli.run([*arguments, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["schema"] == "edgespec.plan/1" and found["fits"] is False
+    assert found["on_cores"]["cores"] == 4 and 0 < found["on_cores"]["tok_s"] <= found["on_cores"]["tok_s_cold"]
     assert cli.run([*arguments, "--draft", "500m"]) == 0
     printed = capsys.readouterr().out
     assert "estimates" in printed and "does not fit" in printed and "if it did fit" in printed
+    assert "CPU only   on 4 cores about " in printed and "note       `edgespec profile` on the device" in printed
     assert cli.run(["plan", "--device", "snapdragon-8-gen-3", "--model", "7b", "--memory", "lots"]) == 2
     assert "no amount of memory" in capsys.readouterr().err

@@ -105,6 +105,17 @@ def test_another_recipe_joins_the_package_without_a_download(entry: Entry, conve
     assert len(conversions) == 2
 
 
+def test_another_name_or_a_model_of_the_store_needs_no_second_download(entry: Entry, conversions: list[Any], downloads: list[str]):
+    pull("toy")
+    pull("toy", name="other")
+    package = pull("other", name="third")
+    assert package.name == "third" and package.manifest.source["pull"] == "toy"
+    assert len(conversions) == 3 and len(downloads) == 2
+    pull("third", recipe="int4")
+    assert [a.recipe for a in store.find_package("third").manifest.artifacts] == ["int8", "int4"]
+    assert len(downloads) == 2
+
+
 def test_only_the_missing_target_is_converted(entry: Entry, conversions: list[Any]):
     pull("toy")
     pull("toy", targets=["onnx", "mlx"])

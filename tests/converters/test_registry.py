@@ -38,3 +38,15 @@ def test_a_misspelt_name_is_answered_with_the_nearest():
     with pytest.raises(ArtifactError, match="known: smollm2-135m, "):
         lookup("zzz")
     assert lookup("SmolLM2-135M").name == "smollm2-135m"
+
+
+def test_mlx_is_a_default_target_only_where_it_can_be_used(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(registry.sys, "platform", "linux")
+    monkeypatch.setattr(registry, "find_spec", lambda name: None)
+    assert registry.default_targets() == ("onnx",)
+    monkeypatch.setattr(registry, "find_spec", lambda name: name)
+    assert registry.default_targets() == ("onnx", "mlx")
+    monkeypatch.setattr(registry, "find_spec", lambda name: None)
+    monkeypatch.setattr(registry.sys, "platform", "darwin")
+    monkeypatch.setattr(registry.platform, "machine", lambda: "arm64")
+    assert registry.default_targets() == ("onnx", "mlx")

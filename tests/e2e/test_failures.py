@@ -193,7 +193,7 @@ def test_bytes_that_changed_in_place_are_found_by_verify(street: Street, tmp_pat
         (["--engine", "reference", "--threads", "2"], 1, "does not choose its threads"),
         (["--draft", "ngram", "--draft-engine", "onnx"], 2, "draft engine 'onnx' has no model to run"),
         (["--draft-engine", "reference"], 2, "the draft is 'ngram'"),
-        (["--recipe", "int3"], 1, "no onnx artifact for recipe int3"),
+        (["--recipe", "int3"], 1, "has no recipe 'int3'; it has "),
         (["--draft", "llama@int3"], 1, "int3"),
         (["--model", "llama@int8", "--recipe", "int4"], 2, "names recipe 'int8', but recipe 'int4' was asked for"),
         (["--max-context", "8"], 1, "the context holds 8"),

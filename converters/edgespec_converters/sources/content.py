@@ -34,7 +34,12 @@ def describe(path: Path) -> str:
         return "a Python pickle"
     if is_object:
         return "a safetensors file"
-    return "an empty file" if not head else f"a file that begins with {head[:8]!r}"
+    return "an empty file" if not head else f"a file that begins with {shown(head[:8])}"
+
+
+def shown(content: bytes) -> str:
+    """Bytes for an error message: as text if they are some, else in hexadecimal."""
+    return f"'{content.decode()}'" if content.isascii() and content.decode().isprintable() else f"bytes {content.hex(' ')}"
 
 
 def is_gguf(path: Path) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 import gguf
 
 from edgespec.core.errors import ArtifactError
+from edgespec_converters.sources.content import shown
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}  # value type → struct code
 _STRING, _ARRAY = 8, 9
@@ -79,7 +80,7 @@ class _Parser:
     def _preamble(self) -> tuple[int, int]:
         magic = self._take(4, "the magic")
         if magic != b"GGUF":
-            raise self._error(f"it begins with {magic!r} instead of b'GGUF'")
+            raise self._error(f"it begins with {shown(magic)} instead of 'GGUF'")
         version = self._number("I", "the version")
         if version not in (2, 3):
             hint = " (a big-endian file)" if version in (2 << 24, 3 << 24) else ""
