@@ -79,10 +79,9 @@ def simulate(
 def _print(result: dict[str, Any], scene: Scene) -> None:
     from edgespec_device_profiles import cooling
 
-    print(
-        f"{scene.chip.chip}, {result['minutes']:g} virtual minute{'' if result['minutes'] == 1 else 's'}. Estimates; case: {scene.case.source}."
-    )
-    print("Speeds in tokens/s over the first and the last minute; changes of the draft length; guesses that were not kept.")
+    minutes = "1 virtual minute" if result["minutes"] == 1 else f"{result['minutes']:g} virtual minutes"
+    print(f"{scene.chip.chip}, {minutes}. Estimates; case: {scene.case.source}.")
+    print("Tokens/s over the first and the last minute (short runs: half); changes of the draft length; guesses not kept.")
     print(f"{'policy':<20}{'tokens':>9}{'first min':>11}{'last min':>10}{'peak °C':>9}{'J/token':>9}{'changes':>9}{'not kept':>10}")
     for name, row in result["policies"].items():
         print(

@@ -168,7 +168,9 @@ def _find_installed(name: str) -> Package | None:
         try:
             return open_package(folder)
         except (FileNotFoundError, ArtifactError):
-            if before is not None and _identity(folder) == before:  # None: it was moved away under our eyes
+            moved = before is None or _identity(folder) != before
+            replaced = folder != target and target.is_dir()  # the old one is being deleted
+            if not (moved or replaced):
                 raise
 
 

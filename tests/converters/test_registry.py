@@ -6,6 +6,7 @@ import pytest
 
 from edgespec.core.errors import ArtifactError
 from edgespec.core.manifest import check_name
+from edgespec_converters import registry
 from edgespec_converters.registry import DEFAULT, entries, lookup
 
 

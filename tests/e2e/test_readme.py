@@ -16,6 +16,7 @@ import typer
 from edgespec.scheduling.parse import parse_policy
 from edgespec_apps.cli import app
 from edgespec_converters.registry import entries
+from edgespec_device_profiles.estimates import size_from_name
 from tests.e2e.conftest import Street
 from tests.helpers.checkout import ROOT
 
@@ -42,7 +43,8 @@ def test_commands_and_options_exist(line: str) -> None:
     context = commands[words[0]].make_context(words[0], words[1:])
     for key in ("model", "draft"):
         name = context.params.get(key)
-        assert name in {None, "none", "ngram", "auto", "./NAME", *MODELS}
+        known = name is None or name.partition("@")[0] in {"none", "ngram", "auto", "./NAME", *MODELS}
+        assert known or (words[0] in ("plan", "simulate") and size_from_name(name))
     if policy := context.params.get("policy"):
         parse_policy(policy)
     spec = context.params.get("spec", "")

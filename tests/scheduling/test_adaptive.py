@@ -198,6 +198,13 @@ def test_pure_bounded_and_explained(rows: list[tuple[int, int, int, float, str |
         assert plan.reason
 
 
+def test_costs_that_nobody_measured_are_told_without_a_unit() -> None:
+    state, knobs = made_state(), Knobs()
+    assert "plain decoding's time" in AdaptivePolicy()([], state, GENERIC, knobs).reason
+    measured = [made_round(i, planned=2, kept=2, verify_ms=10.0) for i in range(5)]
+    assert "plain decoding's time" not in AdaptivePolicy()(measured, state, GENERIC, knobs).reason
+
+
 def test_times_of_zero_are_survived() -> None:
     history = [made_round(i, planned=2, kept=1, verify_ms=0.0) for i in range(20)]
     assert AdaptivePolicy()(history, made_state(), GENERIC, Knobs()).reason
