@@ -29,7 +29,7 @@ class MlxBackend:
             return f"MLX cannot be imported ({error}); run: pip install {_PACKAGE}"
         # Came with 0.32. Older ones tie streams to threads, and rotate rows of a tree wrongly on Metal.
         if not hasattr(core, "new_thread_unsafe_stream"):
-            return f"MLX {importlib.metadata.version('mlx')} is too old; run: pip install -U {_PACKAGE}"
+            return f"MLX {importlib.metadata.version('mlx')} is too old; pip install 'mlx>=0.32'"
         return None
 
     def describe(self) -> str:
