@@ -81,7 +81,7 @@ class Session:
     ) -> None:
         limit = runtime.spec.max_context
         if max_context is not None and not 1 < max_context <= limit:
-            raise ValueError(f"max_context (--max-context) must lie in 2..{limit} for {runtime.spec.name}, got {max_context}")
+            raise ValueError(f"max_context must lie in 2..{limit} for {runtime.spec.name}, got {max_context}")
         if verify not in ("auto", *_VERIFIERS):
             raise ValueError(f"verify must be auto, {', '.join(_VERIFIERS)}; got {verify!r}")
         self._runtime, self._owns_runtime = runtime, owns_runtime

@@ -218,7 +218,7 @@ def test_bad_arguments_are_refused_at_the_door(call, message: str) -> None:  # t
     [
         ({"policy": "fixed:x"}, "unknown policy"),
         ({"verify": "hope"}, "verify must be"),
-        ({"max_context": 5000}, "--max-context. must lie in 2"),
+        ({"max_context": 5000}, "max_context must lie in"),
     ],
 )
 def test_bad_settings_are_refused_when_the_session_opens(options: dict[str, object], message: str) -> None:
