@@ -144,6 +144,8 @@ PROBES |= {
         "case": ["--case", "desktop"],
         "acceptance": ["--acceptance", "0.4"],
         "seed": ["--seed", "8"],
+        "warm": ["--warm", "5"],
+        "out": ["--out", "pages"],
         "as_json": ["--json"],
         "debug": ["--debug"],
     },
