@@ -24,7 +24,7 @@ status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text
 cache = session._cache
 print(json.dumps({
     "resident": int(status["VmRSS"].split()[0]) * 1024,
-    "weights": runtime.spec.weight_bytes,
+    "weights": sum(file.nbytes for file in runtime.manifest.find("onnx").files.values()),
     "kv": cache.nbytes,
     "tokens": len(answer.token_ids),
 }))
