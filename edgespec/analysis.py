@@ -240,16 +240,6 @@ def draft_fit(
     )
 
 
-TEXT_KIND_PRIORS: Mapping[str, tuple[float, tuple[int, int]]] = {
-    "code": (0.85, (6, 8)),
-    "technical": (0.80, (5, 6)),
-    "dialogue": (0.75, (4, 5)),
-    "creative": (0.65, (3, 4)),
-    "mathematics": (0.60, (2, 3)),
-}
-"""(α, usual γ range) by kind of text. Priors only: measured acceptance replaces them."""
-
-
 def _check_shares(values: Sequence[float]) -> None:
     for value in values:
         if not 0.0 <= value <= 1.0:

@@ -331,3 +331,19 @@ def test_a_long_session_forgets_its_oldest_rounds(monkeypatch: pytest.MonkeyPatc
     for _ in range(10):
         assert session.generate("abc", max_tokens=30).stats.tokens == 30
         assert len(session._history) <= 40
+
+
+def test_another_session_has_the_same_settings_and_its_own_conversation() -> None:
+    target = toy_lm(3)
+    first = toy_runtime(target, draft="none").session(policy="fixed:2", max_context=32)
+    second = first.another()
+    assert (second.max_context, second.runtime) == (32, first.runtime)
+    answer = first.generate([1, 2, 3], max_tokens=6)
+    stream = first.stream([1, 2, 3], max_tokens=6)
+    next(stream)
+    rows = target.rows
+    assert second.generate([1, 2, 3], max_tokens=6).token_ids == answer.token_ids  # while the first is still answering
+    assert target.rows - rows == 3 + 5  # it read the whole prompt itself
+    second.close()
+    assert len(list(stream)) == 5
+    assert not target.closed
