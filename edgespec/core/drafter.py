@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -9,6 +10,18 @@ from edgespec.core.cancel import CancelToken
 from edgespec.core.draft import Draft
 from edgespec.core.sampling import Sampling
 from edgespec.core.verdict import Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What a drafter knows, before any engine works, of what it would propose now.
+
+    Offers of one drafter with the same `confidence` are alike in how much of them is accepted; the higher the level, the more.
+    """
+
+    drafter: str
+    tokens: int | None = None  # nodes it would propose if allowed; None: as many as are asked for, as far as it knows
+    confidence: int = 0
 
 
 class Drafter(Protocol):
@@ -29,6 +42,10 @@ class Drafter(Protocol):
 
     def start(self, prompt_ids: Sequence[int], *, sampling: Sampling, cancel: CancelToken | None = None) -> None:
         """A new answer begins after these tokens. Called again for every answer; may reuse what it has already read."""
+        ...
+
+    def offer(self, max_tokens: int) -> Offer:
+        """What `propose(max_tokens, …)` would come to. Costs no engine call and changes nothing."""
         ...
 
     def next_entropy(self) -> float | None:

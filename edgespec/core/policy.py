@@ -5,17 +5,22 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from edgespec.core.device import DeviceProfile, PowerThermalState
+from edgespec.core.drafter import Offer
 from edgespec.core.plan import Knobs, Plan
 from edgespec.core.trace import RoundTrace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundState:
-    """What is true as the round begins. `room` is the most draft nodes that could still be delivered."""
+    """What is true as the round begins. `room` is the most draft nodes that could still be delivered.
+
+    `offers`: one from every drafter that can be asked this round; a plan may name any of them, and none means `drafter`.
+    """
 
     context_len: int
     room: int
     drafter: str = ""
+    offers: tuple[Offer, ...] = ()
     draft_entropy: float | None = None  # nats; only when the policy wants it and the drafter has a law
     power: PowerThermalState | None = None
 

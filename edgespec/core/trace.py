@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from edgespec.core.drafter import Offer
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundTrace:
@@ -33,6 +35,8 @@ class RoundTrace:
     thermal: str | None = None
     temperature_c: float | None = None
     reason: str = ""
+    offers: tuple[Offer, ...] = ()  # what the policy could choose from
+    faults: tuple[str, ...] = ()  # drafters that failed in this round, and how; the answer went on without them
 
     @property
     def overhead_ms(self) -> float:

@@ -7,6 +7,7 @@ import numpy as np
 
 from edgespec.core.cancel import CancelToken
 from edgespec.core.draft import Draft, common_prefix
+from edgespec.core.drafter import Offer
 from edgespec.core.engine import Engine, TokenBatch
 from edgespec.core.sampling import Sampling, SamplingState, draw, log_softmax
 from edgespec.core.scores import Float32, LogProbs
@@ -41,6 +42,10 @@ class ModelDrafter:
         self._next = None
         self._state = SamplingState.after(sampling, self._known)
         self._cancel = cancel
+
+    def offer(self, max_tokens: int) -> Offer:
+        room = max(0, self._room())
+        return Offer(self.name, room if room < max_tokens else None)
 
     def next_entropy(self) -> float | None:
         if self._room() <= 0:

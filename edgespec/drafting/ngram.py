@@ -8,10 +8,12 @@ import numpy as np
 
 from edgespec.core.cancel import CancelToken
 from edgespec.core.draft import Draft
+from edgespec.core.drafter import Offer
 from edgespec.core.sampling import Sampling
 from edgespec.core.verdict import Outcome
 
 TRUST = 1.5  # guessed tokens per token of agreement behind them; docs/log.md says how it was found
+HIGHEST = 4  # level of confidence: 1, 2–3, 4–7, or 8 and more tokens agree
 
 
 class NgramDrafter:
@@ -39,6 +41,13 @@ class NgramDrafter:
             self._known, self._behind = [], {}
         self._extend(prompt_ids[len(self._known) :])
 
+    def offer(self, max_tokens: int) -> Offer:
+        start = self._lookup()
+        if start is None:
+            return Offer(self.name, 0)
+        agreed = self._agreed(start, max_tokens)
+        return Offer(self.name, min(max_tokens, int(TRUST * agreed)), confidence=min(agreed.bit_length(), HIGHEST))
+
     def next_entropy(self) -> float | None:
         return None
 
@@ -47,7 +56,7 @@ class NgramDrafter:
         start = self._lookup()
         if start is not None:
             known = self._known
-            for i in range(start, start + min(max_tokens, self._reach(start, max_tokens))):
+            for i in range(start, start + min(max_tokens, int(TRUST * self._agreed(start, max_tokens)))):
                 guess.append(known[i] if i < len(known) else guess[i - len(known)])
         return Draft.chain(guess, context_len=len(self._known), source=self.name)
 
@@ -65,12 +74,12 @@ class NgramDrafter:
                 return at
         return None
 
-    def _reach(self, start: int, enough: int) -> int:
-        """Tokens worth guessing from `start`, going by how far back the two places agree; counting stops when that is `enough`."""
+    def _agreed(self, start: int, enough: int) -> int:
+        """Tokens before `start` that agree with the last ones; counting stops when they allow `enough` guesses."""
         known, agreed = self._known, 0
         while agreed < start and TRUST * agreed < enough and known[start - 1 - agreed] == known[-1 - agreed]:
             agreed += 1
-        return int(TRUST * agreed)
+        return agreed
 
     def _extend(self, token_ids: Sequence[int]) -> None:
         known = self._known

@@ -6,6 +6,7 @@ import numpy as np
 
 from edgespec.core.cancel import CancelToken
 from edgespec.core.draft import Draft
+from edgespec.core.drafter import Offer
 from edgespec.core.sampling import Sampling
 from edgespec.core.verdict import Outcome
 
@@ -22,6 +23,9 @@ class NoDrafter:
 
     def start(self, prompt_ids: Sequence[int], *, sampling: Sampling, cancel: CancelToken | None = None) -> None:
         self._known = len(prompt_ids)
+
+    def offer(self, max_tokens: int) -> Offer:
+        return Offer(self.name, 0)
 
     def next_entropy(self) -> float | None:
         return None

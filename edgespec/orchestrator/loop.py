@@ -13,7 +13,7 @@ from edgespec.core.cancel import CancelToken
 from edgespec.core.chunk import Finish, Origin, TokenLogProb
 from edgespec.core.device import DeviceProfile, PowerThermalState
 from edgespec.core.draft import Draft
-from edgespec.core.drafter import Drafter
+from edgespec.core.drafter import Offer
 from edgespec.core.engine import Cache, Engine, TokenBatch
 from edgespec.core.errors import ContractError
 from edgespec.core.plan import Knobs, Plan
@@ -23,6 +23,7 @@ from edgespec.core.scores import Logits
 from edgespec.core.trace import RoundTrace
 from edgespec.core.verdict import Kind, Outcome, Verdict
 from edgespec.core.verifier import Verifier
+from edgespec.drafting.pool import Pool
 
 _ORIGIN: dict[Kind, Origin] = {"correction": "corrected", "bonus": "bonus", "plain": "plain", "stop": "drafted"}
 PREFILL_ROWS = 256  # prompt tokens per forward pass: progress and cancelling between them
@@ -36,7 +37,7 @@ class Parts:
 
     target: Engine
     cache: Cache
-    drafter: Drafter
+    drafters: Pool
     verify: Verifier
     policy: Policy
     state: SamplingState
@@ -89,7 +90,7 @@ def decode(parts: Parts, last: int, *, max_tokens: int, stop_ids: Set[int], hist
 
         copied = parts.cache.host_bytes_copied
         batch = TokenBatch.rooted(last, draft)
-        (scores,) = parts.target.forward([(batch, parts.cache)], features=parts.drafter.wants_features, cancel=parts.cancel)
+        (scores,) = parts.target.forward([(batch, parts.cache)], features=parts.drafters.wants_features, cancel=parts.cancel)
         scored_at = perf_counter()
 
         verdict = parts.verify(draft, scores.logits, parts.state, parts.target_rng).until(stop_ids, draft)
@@ -100,7 +101,7 @@ def decode(parts: Parts, last: int, *, max_tokens: int, stop_ids: Set[int], hist
         context_len = parts.cache.length
         parts.cache.commit([0, *(node + 1 for node in verdict.kept)])
         parts.state.extend(tokens)
-        parts.drafter.observe(Outcome(draft=draft, verdict=verdict, features=scores.features))
+        parts.drafters.observe(Outcome(draft=draft, verdict=verdict, features=scores.features))
         ended = perf_counter()
 
         last = tokens[-1]
@@ -129,6 +130,8 @@ def decode(parts: Parts, last: int, *, max_tokens: int, stop_ids: Set[int], hist
                 thermal=timing.power.thermal if timing.power else None,
                 temperature_c=timing.power.temperature_c if timing.power else None,
                 reason=plan.reason,
+                offers=timing.offers,
+                faults=parts.drafters.faults(),
             )
         )
         yield Round(token_ids=tuple(tokens), origins=_origins(verdict), finish=finish, trace=history[-1], logprobs=logprobs)
@@ -145,24 +148,27 @@ class _Timing:
     engine_ms: float
     entropy_nats: float | None
     power: PowerThermalState | None
+    offers: tuple[Offer, ...]
 
 
 def _guess(parts: Parts, history: Sequence[RoundTrace], *, room: int) -> tuple[Plan, Draft, _Timing]:
     """Ask the policy how much, then the drafter what. Nothing is drafted that could not be delivered."""
-    began, engine_ms = perf_counter(), parts.drafter.engine_ms
-    entropy = parts.drafter.next_entropy() if parts.policy.wants_entropy and room > 0 else None
+    drafters = parts.drafters
+    began, engine_ms = perf_counter(), drafters.engine_ms
+    entropy = drafters.next_entropy() if parts.policy.wants_entropy and room > 0 else None
+    offers = drafters.offers(min(room, parts.knobs.max_draft_tokens))
     asked_at = perf_counter()
     known = parts.cache.length + 1
     power = parts.power()
-    state = RoundState(context_len=known, room=room, drafter=parts.drafter.name, draft_entropy=entropy, power=power)
+    state = RoundState(context_len=known, room=room, drafter=drafters.name, offers=offers, draft_entropy=entropy, power=power)
     plan = parts.policy(history, state, parts.profile, parts.knobs)
     planned_at = perf_counter()
     allowed = max(0, min(plan.draft_tokens, room, parts.knobs.max_draft_tokens, parts.target.capabilities.max_rows - 1))
-    draft = parts.drafter.propose(allowed, parts.draft_rng) if allowed else Draft.empty(context_len=known, source=parts.drafter.name)
+    draft = drafters.propose(plan.drafter, allowed, parts.draft_rng)
     if draft.context_len != known:
-        raise ContractError(f"{parts.drafter.name} drafted after {draft.context_len} tokens; {known} are known")
+        raise ContractError(f"{draft.source} drafted after {draft.context_len} tokens; {known} are known")
     if len(draft) > allowed:
-        raise ContractError(f"{parts.drafter.name} drafted {len(draft)} nodes; {allowed} were allowed")
+        raise ContractError(f"{draft.source} drafted {len(draft)} nodes; {allowed} were allowed")
     ended = perf_counter()
     return (
         plan,
@@ -170,9 +176,10 @@ def _guess(parts: Parts, history: Sequence[RoundTrace], *, room: int) -> tuple[P
         _Timing(
             plan_ms=(planned_at - asked_at) * 1e3,
             draft_ms=(ended - planned_at + asked_at - began) * 1e3,
-            engine_ms=parts.drafter.engine_ms - engine_ms,
+            engine_ms=drafters.engine_ms - engine_ms,
             entropy_nats=entropy,
             power=power,
+            offers=offers,
         ),
     )
 

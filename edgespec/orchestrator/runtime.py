@@ -9,7 +9,6 @@ from types import TracebackType
 from typing import Self
 
 from edgespec.core.device import DeviceProfile, PowerThermalState
-from edgespec.core.drafter import Drafter
 from edgespec.core.engine import Engine, ModelSpec
 from edgespec.core.errors import ArtifactError, CapabilityError
 from edgespec.core.manifest import Manifest
@@ -18,6 +17,7 @@ from edgespec.core.trace import RoundTrace
 from edgespec.drafting.model import ModelDrafter
 from edgespec.drafting.ngram import NgramDrafter
 from edgespec.drafting.none import NoDrafter
+from edgespec.drafting.pool import Pool
 from edgespec.orchestrator import engines
 from edgespec.orchestrator.session import Session
 from edgespec.orchestrator.store import Package, find_package
@@ -65,10 +65,10 @@ class Runtime:
     def spec(self) -> ModelSpec:
         return self.target.spec
 
-    def new_drafter(self, max_context: int) -> Drafter:
+    def new_drafters(self, max_context: int) -> Pool:
         if self.draft_engine is not None:
-            return ModelDrafter(self.draft_engine, capacity=max_context)
-        return NgramDrafter() if self.draft_name == "ngram" else NoDrafter()
+            return Pool(ModelDrafter(self.draft_engine, capacity=max_context))
+        return Pool(NgramDrafter() if self.draft_name == "ngram" else NoDrafter())
 
     def power(self) -> PowerThermalState | None:
         """Battery and heat as last read; None without sensors. Never blocks."""

@@ -91,7 +91,7 @@ class Session:
         self._max_context = max_context or limit
         self._knobs = knobs or Knobs()
         _check_knobs(self._knobs, policy)
-        self._drafter = runtime.new_drafter(self._max_context)
+        self._drafters = runtime.new_drafters(self._max_context)
         self._cache: Cache | None = None
         self._known: list[int] = []  # the last prompt and its answer; the cache holds the first of them
         self._history = runtime.recall(policy)  # what the policy has seen of this model
@@ -189,7 +189,7 @@ class Session:
                 self.cancel()
                 self._end_suspended()
                 sleep(_CLOSE_POLL_S)
-            self._drafter.close()
+            self._drafters.close()
             self._cache, self._known = None, []
             if self._owns_runtime:
                 self._runtime.close()
@@ -293,12 +293,12 @@ class Session:
         return self._cache
 
     def _parts(self, cache: Cache, verify: Verifier, sampling: Sampling, prompt: Sequence[int]) -> Parts:
-        self._drafter.start(prompt, sampling=sampling, cancel=self._cancel)
+        self._drafters.start(prompt, sampling=sampling, cancel=self._cancel)
         seeds = np.random.SeedSequence(sampling.seed).spawn(2)
         return Parts(
             target=self._runtime.target,
             cache=cache,
-            drafter=self._drafter,
+            drafters=self._drafters,
             verify=verify,
             policy=self._policy,
             state=SamplingState.after(sampling, prompt),

@@ -8,7 +8,7 @@ import numpy as np
 
 from edgespec.core.cancel import CancelToken
 from edgespec.core.draft import Draft
-from edgespec.core.drafter import Drafter
+from edgespec.core.drafter import Drafter, Offer
 from edgespec.core.sampling import Sampling
 from edgespec.core.verdict import Outcome
 
@@ -33,6 +33,9 @@ class SpoilingDrafter:
         self.known = list(prompt_ids)
         self.prompt_len = len(self.known)
         self.answer = self.answers.get(tuple(prompt_ids), ())
+
+    def offer(self, max_tokens: int) -> Offer:
+        return Offer(self.name)
 
     def next_entropy(self) -> float | None:
         return None
@@ -76,6 +79,9 @@ class WrongEverySecondRound:
 
     def start(self, prompt_ids: Sequence[int], *, sampling: Sampling, cancel: CancelToken | None = None) -> None:
         self.inner.start(prompt_ids, sampling=sampling, cancel=cancel)
+
+    def offer(self, max_tokens: int) -> Offer:
+        return Offer(self.name)
 
     def next_entropy(self) -> float | None:
         return None

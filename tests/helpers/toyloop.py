@@ -11,6 +11,7 @@ from edgespec.core.drafter import Drafter
 from edgespec.core.plan import Knobs, Plan
 from edgespec.core.sampling import Sampling, SamplingState
 from edgespec.core.verifier import Verifier
+from edgespec.drafting.pool import Pool
 from edgespec.orchestrator.loop import Parts, Round, decode, prefill
 from edgespec.verification.greedy import GreedyVerifier
 
@@ -39,11 +40,12 @@ def parts_for(
     capacity: int | None = None,
 ) -> Parts:
     sampling = sampling or Sampling()
-    drafter.start(prompt, sampling=sampling)
+    pool = Pool(drafter)
+    pool.start(prompt, sampling=sampling)
     return Parts(
         target=target,
         cache=target.new_cache(capacity or target.spec.max_context),
-        drafter=drafter,
+        drafters=pool,
         verify=verify or GreedyVerifier(),
         policy=Always(k),
         state=SamplingState.after(sampling, prompt),

@@ -8,6 +8,7 @@ import numpy as np
 
 from edgespec.core.cancel import CancelToken
 from edgespec.core.draft import Draft, path_to
+from edgespec.core.drafter import Offer
 from edgespec.core.engine import Capabilities, ModelSpec, Scores, TokenBatch, check_batch, check_path
 from edgespec.core.sampling import Sampling
 from edgespec.core.scores import Float32, HostLogits
@@ -154,6 +155,9 @@ class AdversaryDrafter:
     def start(self, prompt_ids: Sequence[int], *, sampling: Sampling, cancel: CancelToken | None = None) -> None:
         self.known = len(prompt_ids)
 
+    def offer(self, max_tokens: int) -> Offer:
+        return Offer(self.name)
+
     def next_entropy(self) -> float | None:
         return None
 
@@ -183,6 +187,9 @@ class TreeDrafter:
 
     def start(self, prompt_ids: Sequence[int], *, sampling: Sampling, cancel: CancelToken | None = None) -> None:
         self.known, self.sampling = list(prompt_ids), sampling
+
+    def offer(self, max_tokens: int) -> Offer:
+        return Offer(self.name)
 
     def next_entropy(self) -> float | None:
         return None

@@ -14,6 +14,7 @@ from edgespec.core.verifier import Verifier
 from edgespec.drafting.model import ModelDrafter
 from edgespec.drafting.ngram import NgramDrafter
 from edgespec.drafting.none import NoDrafter
+from edgespec.drafting.pool import Pool
 from edgespec.orchestrator.loop import Parts, decode, prefill
 from edgespec.orchestrator.runtime import Runtime
 from edgespec.verification.greedy import GreedyVerifier
@@ -51,11 +52,12 @@ def speak(
     verify: Verifier | None = None,
 ) -> Spoken:
     sampling = sampling or Sampling(logprobs=0)
-    drafter.start(prompt, sampling=sampling)
+    pool = Pool(drafter)
+    pool.start(prompt, sampling=sampling)
     parts = Parts(
         target=runtime.target,
         cache=runtime.target.new_cache(len(prompt) + n),
-        drafter=drafter,
+        drafters=pool,
         verify=verify or GreedyVerifier(),
         policy=Always(k),
         state=SamplingState.after(sampling, prompt),
