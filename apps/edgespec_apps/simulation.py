@@ -14,8 +14,8 @@ from edgespec.core.device import DeviceProfile, UnitProfile
 from edgespec.core.plan import Knobs
 from edgespec.core.policy import Policy, RoundState
 from edgespec.core.trace import RoundTrace
-from edgespec.scheduling.adaptive import DETOUR
 from edgespec.scheduling.governor import Governor
+from edgespec.scheduling.memory import DETOUR
 from edgespec.scheduling.parse import GOVERNED, parse_policy
 from edgespec_device_profiles import cooling
 from edgespec_device_profiles.chips import Chip

@@ -1,11 +1,15 @@
-"""Decide every round, from measured costs and measured acceptance, how much to guess, and whether to guess at all.
+"""Decide every round, from measured costs and measured acceptance, who guesses and how much, and whether anybody does.
 
-The plan is the draft length with the least expected cost per token, plain decoding included:
+A round of γ drafted tokens is expected to cost
 
-    cost(γ) = [(1−h)(c_1 + miss) + h(c_{n+1} + d_n)] / [(1−h) + h(1 + Σ_{k<=γ} r_k Π_{i<=k} α_i)],  n = Σ_{k<=γ} r_k
+    cost(γ) = (1−h)(c_1 + miss) + h(c_{n+1} + d_n),  n = Σ_{k<=γ} r_k,  and brings  tokens(γ) = 1 + h Σ_{k<=γ} r_k Π_{i<=k} α_i
 
 with c_m the target's time for m rows, d_n the drafter's for n nodes, h the chance that the drafter offers anything,
-r_k the chance that an offer has k nodes, α_i acceptance by depth: all learnt from the history, none assumed for long.
+r_k the chance that an offer has k nodes, α_i acceptance by depth at the drafter's present confidence: all learnt from the history,
+none assumed for long. The plan is the γ with the least cost(γ) − rate · tokens(γ), where rate is what a token costs in the rounds of late:
+that is the least cost per token in the long run, where good rounds and poor ones alternate (Dinkelbach 1967), and the least
+cost(γ) / tokens(γ) where all are alike. γ = 0 is plain decoding and takes part.
+
 Three habits keep it honest. It stays with what it does unless another length is clearly better. It looks beside its path only
 when the expected loss is paid for by the time since it last did (3 %). A drafter that does not pay is parked and looked at
 again at growing intervals, bounded so that a recovery is noticed.
@@ -16,187 +20,57 @@ Not modelled: tree drafts count as chains of their nodes; drafting ahead shows o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 
 from edgespec.core.device import DeviceProfile, UnitProfile
+from edgespec.core.drafter import Offer
 from edgespec.core.plan import Knobs, Plan
 from edgespec.core.policy import RoundState
 from edgespec.core.trace import RoundTrace
-from edgespec.scheduling.acceptance import Acceptance
-from edgespec.scheduling.costs import DraftCosts, RowCosts
+from edgespec.scheduling.costs import RowCosts
 from edgespec.scheduling.folding import HistoryFold
 from edgespec.scheduling.limits import draft_limit
+from edgespec.scheduling.memory import DETOUR, FIRST_INTERVAL, HOT, LAST_INTERVAL, Arm, Choice, Memory, arm_of, learn, setting_of
 
-HOT = frozenset({"serious", "critical"})
 ASSUMED_ROW = 0.15  # v(m) = 1 + .15 (m−1) until measured: between a GPU and a CPU
 ASSUMED_DRAFT = 0.1  # a draft step costs this share of a target step until measured
 MARGIN = 0.02  # gain below which the plan does not change
 EXPLORE_SHARE = 0.03  # of the time since the last detour may be lost on the next
 STALE_SAMPLES, STALE_AT_MOST = 40, 300  # a width not seen for so long, per time it was seen, may be looked at again
 PLAIN_CHECK = 150  # samples after which one row is timed again whatever it costs: every comparison rests on it
-FIRST_INTERVAL, LAST_INTERVAL = 4, 30  # plain rounds between looks at a parked drafter
 SECOND_OPINION = 8  # plain rounds after a look that went neither well nor badly
-DETOUR = "looking"  # in a plan's reason: not the path
 PARKED_SHARE = 0.05  # what such looks may cost at the longest interval, so that a recovery is noticed
 LOST_SHARE = 0.07  # no look while more than this has been lost against plain decoding
-HOPELESS_INTERVAL = 60  # the same, for a drafter that could not win even if nearly all were accepted
+HOPELESS_INTERVAL = 60  # rounds between looks at a drafter that could not win even if nearly all were accepted
 HOPED_ACCEPTANCE = 0.95
-LOOK_WEIGHT = 1.5  # tested tokens that old beliefs weigh when a parked drafter is looked at
 LOOK_SIGMAS = 2.0
 LONGEST_LOOK = 4
 LONG_LOOK_SHARE = 0.3  # of the budget for looks; one node says most of what there is to know
-PROMISING = 0.7
+LEAST_SHARE = 0.05  # of the rounds that the present setting is taken to make up
 SURE_TOKENS = 2.5  # expected tokens per round that make it needless to measure plain decoding first
 ENERGY_WEIGHT: Mapping[str, float] = {"fast": 0.0, "balanced": 0.3, "saver": 0.8}
 
 
-@dataclass(slots=True)
-class _Drafter:
-    """What the history says of one drafter."""
-
-    acceptance: Acceptance = field(default_factory=Acceptance)
-    cool: DraftCosts = field(default_factory=DraftCosts)
-    hot: DraftCosts | None = None
-    asked: float = 0.0  # rounds it was asked, discounted
-    offered: float = 0.0  # those in which it offered nodes
-    miss_ms: float = 0.0
-    long_enough: list[float] = field(default_factory=list[float])  # offers of at least k+1 nodes where so many were allowed
-    allowed: list[float] = field(default_factory=list[float])
-    parked: int = 0  # plain rounds since it last offered anything
-    looks: int = 0  # fruitless looks since it last ran freely
-    streak: int = 0  # offers since it was last parked
-    run_kept: int = 0  # tokens accepted since it was last parked
-    run_refused: int = 0  # and refused
-
-    def observe(self, trace: RoundTrace) -> None:
-        self.asked = 0.95 * self.asked + 1.0
-        self.offered = 0.95 * self.offered + (trace.drafted > 0)
-        if trace.drafted == 0:
-            self.miss_ms += 0.2 * (trace.draft_ms - self.miss_ms)
-            return
-        if self.parked >= FIRST_INTERVAL:
-            self.acceptance.forget(LOOK_WEIGHT)
-            self.looks, self.streak = self.looks + 1, 0
-            self.run_kept = self.run_refused = 0
-        self.parked = 0
-        self.streak += 1
-        self.run_kept += trace.kept
-        self.run_refused += trace.kept < trace.drafted
-        if self.streak > FIRST_INTERVAL:
-            self.looks = 0
-        if trace.thermal in HOT:
-            self.hot = self.hot or DraftCosts()
-            self.hot.observe(trace.drafted, trace.draft_ms)
-        else:
-            self.cool.observe(trace.drafted, trace.draft_ms)
-        self.acceptance.observe(trace.drafted, trace.kept)
-        while len(self.allowed) < trace.planned:
-            self.allowed.append(0.0)
-            self.long_enough.append(0.0)
-        for k in range(trace.planned):
-            self.allowed[k] = 0.95 * self.allowed[k] + 1.0
-            self.long_enough[k] = 0.95 * self.long_enough[k] + (trace.drafted > k)
-
-    def costs(self, hot: bool) -> DraftCosts:
-        return self.cool if not hot or self.hot is None else self.hot
-
-    @property
-    def promising(self) -> bool:
-        """Most of what was tested since it was last parked was accepted."""
-        return self.run_kept > PROMISING * (self.run_kept + self.run_refused)
-
-    @property
-    def undecided(self) -> bool:
-        """Its last run said something for it and something against it."""
-        return 0 < self.run_refused <= self.run_kept
-
-    def rest(self) -> None:
-        """A round without it."""
-        self.parked += 1
-
-    @property
-    def offers(self) -> float:
-        """Chance that it offers anything when asked; an unknown drafter always does."""
-        return (self.offered + 0.5) / (self.asked + 0.5)
-
-    def reaches(self, depth: int) -> list[float]:
-        """Chance that an offer has at least 1, 2, … nodes if `depth` are allowed; like the last known depth beyond it."""
-        known = [(n + 0.5) / (of + 0.5) for n, of in zip(self.long_enough[:depth], self.allowed, strict=False)]
-        return known + [known[-1] if known else 1.0] * (depth - len(known))
-
-
-@dataclass(slots=True)
-class _Memory:
-    """The folded history."""
-
-    cool: RowCosts = field(default_factory=RowCosts)
-    hot: RowCosts | None = None  # hot rounds have a book of their own: they never overwrite what the cool machine can do
-    energy: RowCosts = field(default_factory=RowCosts)  # mJ per round by rows
-    watts: float | None = None  # mJ per ms, averaged
-    drafters: dict[str, _Drafter] = field(default_factory=dict[str, _Drafter])
-    thermal: str | None = None
-    last: tuple[str, int] = ("", -1)  # (drafter, planned) of the last round
-    incumbent: tuple[str, int] = ("", -1)  # the path, as opposed to a detour (which becomes the path if planned again)
-    ms_since_detour: float = 0.0
-    elapsed_ms: float = 0.0
-    lost_ms: float = 0.0  # against plain decoding; what was won before does not pay for it
-
-    def drafter(self, name: str) -> _Drafter:
-        return self.drafters.setdefault(name, _Drafter())
-
-    def book(self, hot: bool) -> RowCosts:
-        return self.cool if not hot or self.hot is None else self.hot
-
-
-def _learn(memory: _Memory, trace: RoundTrace) -> _Memory:
-    target_ms = trace.verify_ms + trace.judge_ms + trace.commit_ms
-    memory.thermal = trace.thermal
-    if trace.thermal in HOT:
-        memory.hot = memory.hot or memory.cool.copy()
-        memory.hot.observe(trace.rows, target_ms)
-    else:
-        memory.cool.observe(trace.rows, target_ms)
-    round_ms = target_ms + trace.draft_ms
-    memory.elapsed_ms += round_ms
-    plain_ms = memory.book(trace.thermal in HOT).ms(1)
-    if trace.planned > 0 and plain_ms is not None:
-        memory.lost_ms = max(0.0, memory.lost_ms + round_ms - trace.emitted * plain_ms)
-    if trace.energy_mj is not None and round_ms > 0:
-        memory.energy.observe(trace.rows, trace.energy_mj)
-        watts = trace.energy_mj / round_ms
-        memory.watts = watts if memory.watts is None else memory.watts + 0.05 * (watts - memory.watts)
-    for name, drafter in memory.drafters.items():
-        if trace.planned == 0 or name != trace.drafter:
-            drafter.rest()
-    if trace.planned > 0:
-        memory.drafter(trace.drafter).observe(trace)
-    choice = (trace.drafter if trace.planned else "", trace.planned)
-    if choice == memory.last or DETOUR not in trace.reason:
-        memory.incumbent = choice
-    memory.ms_since_detour = memory.ms_since_detour + round_ms if choice == memory.incumbent else 0.0
-    memory.last = choice
-    return memory
-
-
 @dataclass(frozen=True, slots=True)
 class _Outlook:
-    """Expected round by draft length γ = 0..limit: `ms[γ]`, `tokens[γ]`, and the `price` [cost per token] to choose by."""
+    """Expected round by draft length γ = 0..: `ms`, `tokens`, `cost` (ms, with energy mixed in as the knobs say)."""
 
     ms: list[float]
     tokens: list[float]
-    price: list[float]
+    cost: list[float]
 
-    def best(self) -> int:
-        return self.price.index(min(self.price))
+    @property
+    def price(self) -> float:
+        """The least cost per token."""
+        return min(a / b for a, b in zip(self.cost, self.tokens, strict=True))
 
 
 class AdaptivePolicy:
-    """The measured-cost policy; see the module. `drafters` names those it may choose among, default the session's own."""
+    """The measured-cost policy; see the module."""
 
-    def __init__(self, drafters: Sequence[str] = ()) -> None:
-        self._drafters = tuple(drafters)
-        self._fold = HistoryFold(_Memory, _learn)
+    def __init__(self) -> None:
+        self._fold = HistoryFold(Memory, learn)
 
     @property
     def name(self) -> str:
@@ -210,15 +84,17 @@ class AdaptivePolicy:
         limit = draft_limit(state, knobs)
         if limit == 0:
             return Plan(0, reason="no room for a draft")
+        offers = tuple(offer for offer in state.offers or (Offer(state.drafter),) if offer.tokens != 0)
+        if not offers:
+            return Plan(0, reason="nothing to guess from")
         memory = self._fold(history)
         thermal = state.power.thermal if state.power is not None else memory.thermal
         hot = thermal in HOT
         book = memory.book(hot)
         rated = _rated(profile)
         costs = book.curve(_shape(rated, state.context_len, limit + 1))
-        names = self._drafters or (state.drafter,)
-        chooser = _Chooser(memory, book, hot, costs, knobs, limit, frozenset(rated.forward_ms) if rated else frozenset())
-        name, gamma, reason = chooser.choose(names)
+        chooser = _Chooser(memory, book, hot, costs, knobs, limit, frozenset(rated.forward_ms) if rated else frozenset(), offers)
+        name, gamma, reason = chooser.choose()
         return Plan(gamma, reason=reason, drafter=name if gamma and name != state.drafter else "")
 
 
@@ -256,19 +132,23 @@ def _at_context(unit: UnitProfile, context_len: int) -> dict[int, float]:
 class _Chooser:
     """One decision over one folded history."""
 
-    memory: _Memory
+    memory: Memory
     book: RowCosts
     hot: bool
     costs: list[float]  # ms for 1..limit+1 rows
     knobs: Knobs
     limit: int
     rated: frozenset[int]  # rows whose cost the profile knows
+    offers: tuple[Offer, ...]  # that have something to offer
+    rate: float = 0.0  # what a token costs of late
 
-    def choose(self, names: Sequence[str]) -> tuple[str, int, str]:
+    def choose(self) -> tuple[str, int, str]:
         """(drafter, draft length, reason)."""
-        outlooks = {name: self._outlook(name) for name in names}
-        name = min(names, key=lambda name: min(outlooks[name].price))
-        gamma = outlooks[name].best()
+        outlooks = {offer.drafter: self._outlook(offer) for offer in self.offers}
+        self.rate = self._going_rate(outlooks)
+        name, gamma = min(
+            ((name, self._best(outlook)) for name, outlook in outlooks.items()), key=lambda c: self._value(outlooks[c[0]], c[1])
+        )
         if 1 not in self.rated and not self.book.samples(1) and self._plain_is_due(outlooks[name], gamma):
             return "", 0, "measuring one row"
         enough = self._enough(outlooks[name])
@@ -286,16 +166,17 @@ class _Chooser:
             return name, gamma, f"a token assumed to take {expected / self.costs[0]:.2g} of plain decoding's time"
         return name, gamma, f"{expected:.3g} ms/token expected, plain {self.costs[0]:.3g}"
 
-    def _outlook(self, name: str, *, alphas: Sequence[float] | None = None) -> _Outlook:
-        drafter = self.memory.drafters.get(name) or _Drafter()
-        alphas = drafter.acceptance.alphas(self.limit) if alphas is None else alphas
-        costs, offers = self.costs, drafter.offers
-        draft = drafter.costs(self.hot)
+    def _outlook(self, offer: Offer, *, alphas: Sequence[float] | None = None) -> _Outlook:
+        arm = self.memory.arms.get(arm_of(offer)) or Arm()
+        depth = self.limit if offer.tokens is None else min(self.limit, offer.tokens)
+        reaches = arm.reaches(depth) if offer.tokens is None else [1.0] * depth
+        offers = arm.offers if offer.tokens is None else 1.0
+        costs, draft = self.costs, arm.costs(self.hot)
         start_ms, node_ms = draft.line if draft.known else (0.0, ASSUMED_DRAFT * costs[0])
-        missed = (1.0 - offers) * (costs[0] + drafter.miss_ms)
+        missed = (1.0 - offers) * (costs[0] + arm.miss_ms)
         ms, tokens = [costs[0]], [1.0]
         nodes, path, gain = 0.0, 1.0, 0.0
-        for reach, alpha in zip(drafter.reaches(self.limit), alphas, strict=True):
+        for reach, alpha in zip(reaches, arm.acceptance.alphas(depth) if alphas is None else alphas[:depth], strict=True):
             nodes += reach
             path *= alpha
             gain += reach * path
@@ -305,51 +186,74 @@ class _Chooser:
                 row_ms += (nodes - whole) * (costs[whole + 1] - row_ms)
             ms.append(missed + offers * (row_ms + start_ms + node_ms * nodes))
             tokens.append(1.0 + offers * gain)
-        return _Outlook(ms, tokens, self._price(ms, tokens))
+        return _Outlook(ms, tokens, self._mixed(ms))
 
-    def _price(self, ms: list[float], tokens: list[float]) -> list[float]:
-        """Cost per token: time, with energy mixed in as the knobs say where a meter exists."""
+    def _mixed(self, ms: list[float]) -> list[float]:
+        """Time, with energy mixed in as the knobs say where a meter exists: mJ in ms at the average watts."""
         weight = ENERGY_WEIGHT[self.knobs.energy]
         if weight == 0.0 or self.memory.watts is None:
-            return [a / b for a, b in zip(ms, tokens, strict=True)]
-        energy = self.memory.energy.curve(_line(self.limit + 1))  # mJ; in ms at the average watts
-        watts = self.memory.watts
-        return [((1.0 - weight) * a + weight * e / watts) / b for a, e, b in zip(ms, energy, tokens, strict=True)]
+            return ms
+        energy, watts = self.memory.energy.curve(_line(self.limit + 1)), self.memory.watts
+        return [(1.0 - weight) * a + weight * e / watts for a, e in zip(ms, energy, strict=False)]
+
+    def _going_rate(self, outlooks: Mapping[str, _Outlook]) -> float:
+        """Cost of a token in the long run: this setting at its best, the others as they are, by how often each comes up.
+
+        Never more than plain decoding's.
+        """
+        plain = next(iter(outlooks.values())).cost[0]
+        own = min(outlooks.values(), key=lambda outlook: outlook.price)
+        at = min(range(len(own.cost)), key=lambda gamma: own.cost[gamma] / own.tokens[gamma])
+        here = setting_of(self.offers)
+        weight = ENERGY_WEIGHT[self.knobs.energy] if self.memory.watts is not None else 0.0
+        others = [path for setting, path in self.memory.paths.items() if setting != here]
+        share = max(1.0 - sum(path.share for path in others), LEAST_SHARE)
+        cost = share * own.cost[at] + plain * sum(path.share * path.mixed(weight) for path in others)
+        tokens = share * own.tokens[at] + sum(path.share * path.tokens for path in others)
+        return min(plain, cost / tokens)
+
+    def _value(self, outlook: _Outlook, gamma: int) -> float:
+        """What a round of this length costs beyond its tokens' worth; the least is best."""
+        return outlook.cost[gamma] - self.rate * outlook.tokens[gamma]
+
+    def _best(self, outlook: _Outlook) -> int:
+        return min(range(len(outlook.cost)), key=lambda gamma: self._value(outlook, gamma))
 
     def _plain_is_due(self, outlook: _Outlook, gamma: int) -> bool:
         """One row was never timed: needed to judge a doubtful draft, and after a while in any case."""
-        started = self.memory.last[1] >= 0
-        return started and (outlook.tokens[gamma] < SURE_TOKENS or self.memory.ms_since_detour * EXPLORE_SHARE > self.costs[0])
+        doubtful = outlook.tokens[gamma] < SURE_TOKENS or self.memory.ms_since_detour * EXPLORE_SHARE > self.costs[0]
+        return self.book.seen > 0 and doubtful
 
     def _enough(self, outlook: _Outlook) -> int | None:
         """The shortest draft that keeps the user's pace, if there is a pace and it can be kept."""
         pace = self.knobs.target_ms_per_token
         if pace is None:
             return None
-        return next((g for g in range(self.limit + 1) if outlook.ms[g] / outlook.tokens[g] <= pace), None)
+        return next((g for g in range(len(outlook.ms)) if outlook.ms[g] / outlook.tokens[g] <= pace), None)
 
-    def _stay_if_close(self, outlooks: Mapping[str, _Outlook], name: str, gamma: int) -> tuple[str, int]:
-        held_name, held = self.memory.incumbent
-        held_name = held_name or name
-        if not 0 <= held <= self.limit or held_name not in outlooks:
+    def _stay_if_close(self, outlooks: Mapping[str, _Outlook], name: str, gamma: int) -> Choice:
+        path = self.memory.paths.get(setting_of(self.offers))
+        if path is None or path.incumbent[1] < 0:
             return name, gamma
-        close = outlooks[held_name].price[held] <= outlooks[name].price[gamma] * (1.0 + MARGIN)
+        held_name = path.incumbent[0] or name
+        held = min(path.incumbent[1], len(outlooks[held_name].cost) - 1)
+        worth = self.rate * outlooks[held_name].tokens[held]
+        close = self._value(outlooks[held_name], held) <= self._value(outlooks[name], gamma) + MARGIN * worth
         return (held_name, held) if close else (name, gamma)
 
-    def _loss(self, outlook: _Outlook, gamma: int, price: float) -> float:
-        """Expected ms lost in one round of this length instead of rounds at `price` per token."""
-        return (outlook.price[gamma] - price) * outlook.tokens[gamma]
+    def _loss(self, outlook: _Outlook, gamma: int, path: int) -> float:
+        """Expected ms lost in one round of this length instead of the path's."""
+        return self._value(outlook, gamma) - self._value(outlook, path)
 
     def _detour(self, outlook: _Outlook, gamma: int) -> int | None:
         """A neighbouring length whose cost is unknown or old, if the time since the last detour pays for it."""
         if self.book.samples(1) and (self.book.outdated(1) or self.book.age(1) > PLAIN_CHECK << self.book.confirmed(1)):
             return 0
         budget = EXPLORE_SHARE * self.memory.ms_since_detour
-        price = outlook.price[gamma]
         for other in (gamma + 1, gamma + 2, gamma + 4, gamma - 1, 0):
-            if not 0 <= other <= self.limit or other == gamma:
+            if not 0 <= other < len(outlook.cost):
                 continue
-            if self._unknown(other + 1) and self._loss(outlook, other, price) <= budget:
+            if self._unknown(other + 1) and self._loss(outlook, other, gamma) <= budget:
                 return other
         return None
 
@@ -363,46 +267,50 @@ class _Chooser:
         return age > min(STALE_SAMPLES * samples, STALE_AT_MOST) << self.book.confirmed(rows)
 
     def _look_at_parked(self, outlooks: Mapping[str, _Outlook]) -> tuple[str, int, str] | None:
-        for name in outlooks:
-            drafter = self.memory.drafters.get(name)
-            gamma = self._follow_up(name, drafter) if drafter is not None and drafter.parked == 0 else 0
+        for offer in self.offers:
+            arm = self.memory.arms.get(arm_of(offer))
+            gamma = self._follow_up(offer, arm) if arm is not None and arm.parked == 0 else 0
             if gamma:
-                return name, gamma, f"the look at a parked drafter went well: {DETOUR} again"
-            gamma = self._look(name, drafter or _Drafter(parked=FIRST_INTERVAL), outlooks[name])
+                return offer.drafter, gamma, f"the look at a parked drafter went well: {DETOUR} again"
+            gamma = self._look(offer, arm or Arm(parked=FIRST_INTERVAL), outlooks[offer.drafter])
             if gamma:
-                return name, gamma, f"{DETOUR} at a parked drafter"
+                return offer.drafter, gamma, f"{DETOUR} at a parked drafter"
         return None
 
-    def _follow_up(self, name: str, drafter: _Drafter) -> int:
-        """After a good look: again and longer, while an optimist could still believe in it."""
-        if not drafter.promising:
-            return 0
-        hopes = [min(alpha, HOPED_ACCEPTANCE) for alpha in drafter.acceptance.alphas(self.limit, sigmas=LOOK_SIGMAS)]
-        outlook = self._outlook(name, alphas=hopes)
-        gamma = outlook.best()
-        return min(gamma, drafter.run_kept + 1) if outlook.price[gamma] < self.costs[0] * (1.0 - MARGIN) else 0
+    def _pays(self, outlook: _Outlook, gamma: int) -> bool:
+        """Clearly better than plain decoding."""
+        return self._loss(outlook, gamma, 0) < -MARGIN * self.rate * outlook.tokens[gamma]
 
-    def _look(self, name: str, drafter: _Drafter, outlook: _Outlook) -> int:
+    def _follow_up(self, offer: Offer, arm: Arm) -> int:
+        """After a good look: again and longer, while an optimist could still believe in it."""
+        if not arm.promising:
+            return 0
+        hopes = [min(alpha, HOPED_ACCEPTANCE) for alpha in arm.acceptance.alphas(self.limit, sigmas=LOOK_SIGMAS)]
+        outlook = self._outlook(offer, alphas=hopes)
+        gamma = self._best(outlook)
+        return min(gamma, arm.run_kept + 1) if self._pays(outlook, gamma) else 0
+
+    def _look(self, offer: Offer, arm: Arm, outlook: _Outlook) -> int:
         """Nodes to look at a parked drafter with, 0 if it is not due or not paid for."""
-        hoped = self._outlook(name, alphas=[HOPED_ACCEPTANCE] * self.limit)
-        hopeless = min(hoped.price) >= outlook.price[0] * (1.0 - MARGIN)
-        undecided = drafter.undecided and not hopeless
-        interval = HOPELESS_INTERVAL if hopeless else min(FIRST_INTERVAL << drafter.looks, LAST_INTERVAL)
-        if drafter.parked < (min(interval, SECOND_OPINION) if undecided else interval):
+        hoped = self._outlook(offer, alphas=[HOPED_ACCEPTANCE] * self.limit)
+        hopeless = not self._pays(hoped, self._best(hoped))
+        undecided = arm.undecided and not hopeless
+        interval = HOPELESS_INTERVAL if hopeless else min(FIRST_INTERVAL << arm.looks, LAST_INTERVAL)
+        if arm.parked < (min(interval, SECOND_OPINION) if undecided else interval):
             return 0
         memory = self.memory
-        least = self._loss(outlook, 1, outlook.price[0])
+        least = self._loss(outlook, 1, 0)
         if memory.lost_ms + least > LOST_SHARE * memory.elapsed_ms:
             return 0
         budget = EXPLORE_SHARE * memory.ms_since_detour
-        for gamma in range(min(LONGEST_LOOK, self.limit), 1, -1):
-            if self._loss(outlook, gamma, outlook.price[0]) <= LONG_LOOK_SHARE * budget:
+        for gamma in range(min(LONGEST_LOOK, len(outlook.cost) - 1), 1, -1):
+            if self._loss(outlook, gamma, 0) <= LONG_LOOK_SHARE * budget:
                 return gamma
         if least <= budget:
             return 1
-        overdue = drafter.parked >= LAST_INTERVAL and least <= PARKED_SHARE * memory.ms_since_detour
+        overdue = arm.parked >= LAST_INTERVAL and least <= PARKED_SHARE * memory.ms_since_detour
         return 1 if overdue or undecided else 0
 
     def _plain_reason(self, outlooks: Mapping[str, _Outlook]) -> str:
-        best = min(min(outlook.price[1:], default=outlook.price[0]) for outlook in outlooks.values())
+        best = min(min(a / b for a, b in zip(outlook.ms[1:], outlook.tokens[1:], strict=True)) for outlook in outlooks.values())
         return f"parked: drafting would cost {best:.3g} per token, plain {self.costs[0]:.3g}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from edgespec.core.drafter import Offer
 from edgespec.core.policy import RoundState
 from edgespec.core.trace import RoundTrace
 
@@ -19,6 +20,7 @@ def made_round(
     context_len: int = 100,
     other_ms: float = 0.0,
     reason: str = "",
+    offers: tuple[Offer, ...] = (),
 ) -> RoundTrace:
     drafted = planned if drafted is None else drafted
     return RoundTrace(
@@ -35,8 +37,11 @@ def made_round(
         round_ms=draft_ms + verify_ms + other_ms,
         thermal=thermal,
         reason=reason,
+        offers=offers,
     )
 
 
-def made_state(*, room: int = 1000, context_len: int = 100, entropy: float | None = None, drafter: str = "model") -> RoundState:
-    return RoundState(context_len=context_len, room=room, draft_entropy=entropy, drafter=drafter)
+def made_state(
+    *, room: int = 1000, context_len: int = 100, entropy: float | None = None, drafter: str = "model", offers: tuple[Offer, ...] = ()
+) -> RoundState:
+    return RoundState(context_len=context_len, room=room, draft_entropy=entropy, drafter=drafter, offers=offers)

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.core.device import DeviceProfile, UnitProfile
+from edgespec.core.drafter import Offer
 from edgespec.core.plan import Knobs
 from edgespec.core.trace import RoundTrace
 from edgespec.scheduling.adaptive import AdaptivePolicy
@@ -119,23 +120,22 @@ def test_lone_slow_rounds_change_nothing() -> None:
 
 
 def test_the_better_of_two_drafters_is_chosen_and_left_when_it_fails() -> None:
-    policy = AdaptivePolicy(("model", "ngram"))
+    policy, offers = AdaptivePolicy(), (Offer("model"), Offer("ngram"))
     history: list[RoundTrace] = []
     rng = np.random.default_rng(2)
 
     def run(rounds: int, acceptance: dict[str, float]) -> list[str]:
         chosen: list[str] = []
         for _ in range(rounds):
-            plan = policy(history, made_state(drafter="model"), GENERIC, Knobs())
+            plan = policy(history, made_state(drafter="model", offers=offers), GENERIC, Knobs())
             name = plan.drafter or "model"
             kept = 0
             while kept < plan.draft_tokens and rng.random() < acceptance[name]:
                 kept += 1
             draft_ms = 3.0 * plan.draft_tokens if name == "model" else 0.1
             rows_ms = 10.0 + plan.draft_tokens
-            history.append(
-                made_round(len(history), planned=plan.draft_tokens, kept=kept, draft_ms=draft_ms, verify_ms=rows_ms, drafter=name)
-            )
+            trace = made_round(len(history), planned=plan.draft_tokens, kept=kept, draft_ms=draft_ms, verify_ms=rows_ms, drafter=name)
+            history.append(replace(trace, offers=offers))
             chosen.append(name if plan.draft_tokens else "")
         return chosen
 

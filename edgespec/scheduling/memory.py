@@ -1,0 +1,211 @@
+"""What the recorded rounds say, for a policy that plans from costs: what rows cost, what each drafter costs, and how much is kept.
+
+Acceptance is learnt per *arm*: a drafter at one level of confidence. A match of one token and a match of ten are different bets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from edgespec.core.drafter import Offer
+from edgespec.core.trace import RoundTrace
+from edgespec.scheduling.acceptance import Acceptance
+from edgespec.scheduling.costs import DraftCosts, RowCosts
+
+HOT = frozenset({"serious", "critical"})
+DETOUR = "looking"  # in a plan's reason: not the path
+FIRST_INTERVAL, LAST_INTERVAL = 4, 30  # rounds without it between looks at a parked arm
+LOOK_WEIGHT = 1.5  # tested tokens that old beliefs weigh when a parked arm is looked at
+PROMISING = 0.7
+PACE = 0.98  # memory of what a token costs on average, per round
+
+ArmKey = tuple[str, int]  # (drafter, level of confidence)
+Setting = tuple[ArmKey, ...]  # what a round could choose from
+Choice = tuple[str, int]  # (drafter, draft length); ("", 0) is plain decoding
+
+
+def arm_of(offer: Offer) -> ArmKey:
+    return offer.drafter, offer.confidence
+
+
+def setting_of(offers: tuple[Offer, ...]) -> Setting:
+    return tuple(arm_of(offer) for offer in offers if offer.tokens != 0)
+
+
+@dataclass(slots=True)
+class Arm:
+    """What the history says of one drafter at one level of confidence."""
+
+    acceptance: Acceptance = field(default_factory=Acceptance)
+    cool: DraftCosts = field(default_factory=DraftCosts)
+    hot: DraftCosts | None = None
+    asked: float = 0.0  # rounds it was asked, discounted
+    offered: float = 0.0  # those in which it offered nodes
+    miss_ms: float = 0.0
+    long_enough: list[float] = field(default_factory=list[float])  # offers of at least k+1 nodes where so many were allowed
+    allowed: list[float] = field(default_factory=list[float])
+    parked: int = 0  # rounds it could have guessed and did not, since it last offered anything
+    looks: int = 0  # fruitless looks since it last ran freely
+    streak: int = 0  # offers since it was last parked
+    run_kept: int = 0  # tokens accepted since it was last parked
+    run_refused: int = 0  # and refused
+
+    def observe(self, trace: RoundTrace) -> None:
+        self.asked = 0.95 * self.asked + 1.0
+        self.offered = 0.95 * self.offered + (trace.drafted > 0)
+        if trace.drafted == 0:
+            self.miss_ms += 0.2 * (trace.draft_ms - self.miss_ms)
+            return
+        if self.parked >= FIRST_INTERVAL:
+            self.acceptance.forget(LOOK_WEIGHT)
+            self.looks, self.streak = self.looks + 1, 0
+            self.run_kept = self.run_refused = 0
+        self.parked = 0
+        self.streak += 1
+        self.run_kept += trace.kept
+        self.run_refused += trace.kept < trace.drafted
+        if self.streak > FIRST_INTERVAL:
+            self.looks = 0
+        if trace.thermal in HOT:
+            self.hot = self.hot or DraftCosts()
+            self.hot.observe(trace.drafted, trace.draft_ms)
+        else:
+            self.cool.observe(trace.drafted, trace.draft_ms)
+        self.acceptance.observe(trace.drafted, trace.kept)
+        while len(self.allowed) < trace.planned:
+            self.allowed.append(0.0)
+            self.long_enough.append(0.0)
+        for k in range(trace.planned):
+            self.allowed[k] = 0.95 * self.allowed[k] + 1.0
+            self.long_enough[k] = 0.95 * self.long_enough[k] + (trace.drafted > k)
+
+    def costs(self, hot: bool) -> DraftCosts:
+        return self.cool if not hot or self.hot is None else self.hot
+
+    @property
+    def promising(self) -> bool:
+        """Most of what was tested since it was last parked was accepted."""
+        return self.run_kept > PROMISING * (self.run_kept + self.run_refused)
+
+    @property
+    def undecided(self) -> bool:
+        """Its last run said something for it and something against it."""
+        return 0 < self.run_refused <= self.run_kept
+
+    def rest(self) -> None:
+        """A round without it."""
+        self.parked += 1
+
+    @property
+    def offers(self) -> float:
+        """Chance that it offers anything when asked; an unknown drafter always does."""
+        return (self.offered + 0.5) / (self.asked + 0.5)
+
+    def reaches(self, depth: int) -> list[float]:
+        """Chance that an offer has at least 1, 2, … nodes if `depth` are allowed; like the last known depth beyond it."""
+        known = [(n + 0.5) / (of + 0.5) for n, of in zip(self.long_enough[:depth], self.allowed, strict=False)]
+        return known + [known[-1] if known else 1.0] * (depth - len(known))
+
+
+@dataclass(slots=True)
+class Path:
+    """What was chosen in one setting, the last time and as a rule (a detour becomes the rule if planned again), and what it brings.
+
+    `cost` and `energy_cost` are those of an expected round in plain decoding's cost of one; `share` of the rounds of late, discounted.
+    """
+
+    last: Choice = ("", -1)
+    incumbent: Choice = ("", -1)
+    share: float = 0.0
+    cost: float = 1.0
+    energy_cost: float = 1.0
+    tokens: float = 1.0
+
+    def mixed(self, energy_weight: float) -> float:
+        return (1.0 - energy_weight) * self.cost + energy_weight * self.energy_cost
+
+
+@dataclass(slots=True)
+class Memory:
+    """The folded history."""
+
+    cool: RowCosts = field(default_factory=RowCosts)
+    hot: RowCosts | None = None  # hot rounds have a book of their own: they never overwrite what the cool machine can do
+    energy: RowCosts = field(default_factory=RowCosts)  # mJ per round by rows
+    watts: float | None = None  # mJ per ms, averaged
+    arms: dict[ArmKey, Arm] = field(default_factory=dict[ArmKey, Arm])
+    paths: dict[Setting, Path] = field(default_factory=dict[Setting, Path])
+    thermal: str | None = None
+    ms_since_detour: float = 0.0
+    elapsed_ms: float = 0.0
+    lost_ms: float = 0.0  # against plain decoding; what was won before does not pay for it
+
+    def arm(self, key: ArmKey) -> Arm:
+        return self.arms.setdefault(key, Arm())
+
+    def path(self, setting: Setting) -> Path:
+        return self.paths.setdefault(setting, Path())
+
+    def book(self, hot: bool) -> RowCosts:
+        return self.cool if not hot or self.hot is None else self.hot
+
+
+def learn(memory: Memory, trace: RoundTrace) -> Memory:
+    """One round more."""
+    offers = trace.offers or (Offer(trace.drafter),)
+    target_ms = trace.verify_ms + trace.judge_ms + trace.commit_ms
+    hot = trace.thermal in HOT
+    memory.thermal = trace.thermal
+    if hot:
+        memory.hot = memory.hot or memory.cool.copy()
+        memory.hot.observe(trace.rows, target_ms)
+    else:
+        memory.cool.observe(trace.rows, target_ms)
+    round_ms = target_ms + trace.draft_ms
+    memory.elapsed_ms += round_ms
+    plain_ms = memory.book(hot).ms(1)
+    if trace.planned > 0 and plain_ms is not None:
+        memory.lost_ms = max(0.0, memory.lost_ms + round_ms - trace.emitted * plain_ms)
+    if trace.energy_mj is not None and round_ms > 0:
+        memory.energy.observe(trace.rows, trace.energy_mj)
+        watts = trace.energy_mj / round_ms
+        memory.watts = watts if memory.watts is None else memory.watts + 0.05 * (watts - memory.watts)
+    asked: Arm | None = None
+    for offer in offers:
+        if trace.planned > 0 and offer.drafter == trace.drafter:
+            asked = memory.arm(arm_of(offer))
+            asked.observe(trace)
+        elif offer.tokens != 0 and (known := memory.arms.get(arm_of(offer))) is not None:
+            known.rest()
+    for path in memory.paths.values():
+        path.share *= PACE
+    path = memory.path(setting_of(offers))
+    path.share += 1.0 - PACE
+    _keep_pace(memory, path, trace, asked, hot)
+    _keep_to(memory, path, trace, round_ms)
+    return memory
+
+
+def _keep_pace(memory: Memory, path: Path, trace: RoundTrace, asked: Arm | None, hot: bool) -> None:
+    """Expected figures rather than this round's: luck must not move the plan."""
+    book = memory.book(hot)
+    plain_ms, row_ms = book.ms(1), book.ms(trace.rows)
+    if plain_ms is None or row_ms is None:
+        return
+    path.cost, path.tokens = row_ms / plain_ms, 1.0
+    if asked is not None and trace.drafted:
+        path.cost += asked.costs(hot).ms(trace.drafted) / plain_ms
+        reach = 1.0
+        for alpha in asked.acceptance.alphas(trace.drafted):
+            reach *= alpha
+            path.tokens += reach
+    plain_mj, row_mj = memory.energy.ms(1), memory.energy.ms(trace.rows)
+    path.energy_cost = row_mj / plain_mj if plain_mj is not None and row_mj is not None else path.cost
+
+
+def _keep_to(memory: Memory, path: Path, trace: RoundTrace, round_ms: float) -> None:
+    choice = (trace.drafter if trace.planned else "", trace.planned)
+    if choice == path.last or DETOUR not in trace.reason:
+        path.incumbent = choice
+    memory.ms_since_detour = memory.ms_since_detour + round_ms if choice == path.incumbent else 0.0
+    path.last = choice
