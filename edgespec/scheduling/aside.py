@@ -25,10 +25,15 @@ class Aside(Generic[T]):
         threading.Thread(target=_serve, args=(function, self._requests), name=name, daemon=True).start()
         weakref.finalize(self, self._requests.put, None)
 
+    @property
+    def busy(self) -> bool:
+        """Whether a call is still out."""
+        return self._latest is not None and not self._latest.done()
+
     def call(self, wait_s: float) -> T:
         """What the function returns or raises. TimeoutError after `wait_s`, and at once while an earlier call is still out."""
         with self._lock:
-            if self._latest is not None and not self._latest.done():
+            if self.busy:
                 raise TimeoutError("an earlier call has not come back yet")
             self._latest = Future()
             self._requests.put(self._latest)

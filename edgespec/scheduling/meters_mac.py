@@ -6,6 +6,7 @@ The counters are Apple's own model-based estimates of the chip's parts, not of t
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -45,7 +46,7 @@ LEAST_INTERVAL_S = 0.1  # a reading walks through all of the machine's sensors
 class MacmonMeter:
     """macmon-lib's package watts, each the mean since the reading before, times the seconds between.
 
-    Read at most every `LEAST_INTERVAL_S`; in between the total stands still.
+    Read at most every `LEAST_INTERVAL_S`; in between the total stands still. Seconds without a reading get the next one's watts.
     """
 
     name = "macmon-lib"
@@ -63,6 +64,9 @@ class MacmonMeter:
         now_s = self._clock()
         elapsed_s = now_s - self._read_at_s
         if elapsed_s >= LEAST_INTERVAL_S:
-            self._total_mj += 1000.0 * float(self._sampler.metrics().power.package) * elapsed_s
+            watts = float(self._sampler.metrics().power.package)
+            if not 0.0 <= watts < math.inf:
+                raise ValueError(f"macmon-lib tells {watts} watts")
+            self._total_mj += 1000.0 * watts * elapsed_s
             self._read_at_s = now_s
         return self._total_mj

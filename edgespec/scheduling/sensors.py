@@ -45,16 +45,28 @@ log = logging.getLogger(__name__)
 
 LEAST_PERIOD_S = 1.0
 STALE_AFTER_S = 5.0
-TRIAL_S = 2.0  # how long `try_sources` waits for a source
+WAIT_S = 1.0  # for one source to answer
 
 
 class Sensors:
-    """All sources together; `state()` never blocks and never raises. A context manager that runs the polling thread."""
+    """All sources together; `state()` never blocks and never raises. A context manager that runs the polling thread.
 
-    def __init__(self, sources: Sequence[Source], *, period_s: float = LEAST_PERIOD_S, clock: Callable[[], float] = time.monotonic) -> None:
+    Each source is read on a thread of its own, so that one that hangs takes neither the others nor the polling with it.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        *,
+        period_s: float = LEAST_PERIOD_S,
+        wait_s: float = WAIT_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         if period_s < LEAST_PERIOD_S:
             raise ValueError(f"sensors are polled at most once a second, got a period of {period_s} s")
-        self._sources, self._period_s, self._clock = tuple(sources), period_s, clock
+        self._asides = [(source.name, Aside(source.read, name=f"edgespec-sensor-{source.name}")) for source in sources]
+        self._period_s, self._wait_s, self._clock = period_s, wait_s, clock
+        self._latest: dict[str, tuple[Reading, float]] = {}  # source → its latest reading, and when
         self._state: PowerThermalState | None = None
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -68,28 +80,31 @@ class Sensors:
     def __exit__(self, *exc: object) -> None:
         self._stop.set()
         if self._thread is not None:
-            self._thread.join(timeout=0.2)  # a hanging source is left to its daemon thread
+            self._thread.join(timeout=0.2)  # it may wait for a hanging source; it is a daemon
 
     def state(self) -> PowerThermalState | None:
-        """The latest reading, marked stale when it is old; None before the first."""
+        """The latest readings, marked stale when any of them is old; None before the first."""
         state = self._state
         if state is None or self._clock() - state.read_at_s <= STALE_AFTER_S:
             return state
         return replace(state, stale=True)
 
     def poll(self) -> None:
-        """Read every source once, on the calling thread. If none answers, the last state stands and grows stale."""
-        readings: list[Reading] = []
-        for source in self._sources:
+        """Read every source once, in turn. The last reading of one that fails stands, and makes the state grow stale.
+
+        Otherwise a machine whose only heat sensor failed while it was hot would seem to be cool.
+        """
+        for name, aside in self._asides:
             try:
-                readings.append(source.read())
-                self.failures.pop(source.name, None)
+                self._latest[name] = (aside.call(self._wait_s), self._clock())
+                self.failures.pop(name, None)
             except Exception as error:  # whatever a foreign library raises must end here
-                if source.name not in self.failures:
-                    log.warning("sensor %s failed and is ignored until it works again: %s", source.name, error)
-                self.failures[source.name] = why(error)
-        if readings:
-            self._state = merge(readings, read_at_s=self._clock())
+                if name not in self.failures:
+                    log.warning("sensor %s failed and is ignored until it works again: %s", name, error)
+                self.failures[name] = why(error)
+        latest = [self._latest[name] for name, _ in self._asides if name in self._latest]
+        if latest:
+            self._state = merge([reading for reading, _ in latest], read_at_s=min(read_at_s for _, read_at_s in latest))
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -139,7 +154,7 @@ def default_sources(system: str | None = None) -> list[Source]:
     return sources
 
 
-def try_sources(system: str | None = None, *, wait_s: float = TRIAL_S) -> dict[str, Reading | str]:
+def try_sources(system: str | None = None, *, wait_s: float = WAIT_S) -> dict[str, Reading | str]:
     """Every source that there is for this system: what it reads now, or why it does not work here."""
     found: dict[str, Reading | str] = {}
     for maker in _makers(system):

@@ -22,8 +22,9 @@ class PsutilBattery:
         if battery is None:
             return Reading()
         plugged = battery.power_plugged
-        share = min(1.0, battery.percent / 100.0)  # worn gauges tell a little more than full
-        return Reading(source=None if plugged is None else "ac" if plugged else "battery", battery=share)
+        share = battery.percent / 100.0
+        source: Literal["ac", "battery"] | None = None if plugged is None else "ac" if plugged else "battery"
+        return Reading(source=source, battery=1.0 if share > 1.0 else share)  # worn gauges tell a little more than full
 
 
 class _SystemPowerStatus(ctypes.Structure):
