@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,7 +19,14 @@ if TYPE_CHECKING:
     from edgespec.orchestrator.store import Package
 
 SCHEMA = "edgespec.doctor/1"
-NEVER_RUN = ("Metal (MLX on a Mac's GPU)", "any NPU (Core ML, QNN)", "Windows")
+NEVER_RUN = ("Metal (MLX on a Mac's GPU)", "any NPU (Core ML, QNN)", "Windows", "the sensors and energy meters of macOS and Android")
+_READS = {
+    "source": "on {}",
+    "battery": "battery at {:.0%}",
+    "low_power_mode": "low-power mode {}",
+    "thermal": "heat {}",
+    "temperature_c": "hottest {:.0f} °C",
+}
 _LIBRARIES = ("numpy", "onnxruntime", "mlx", "tokenizers", "sentencepiece", "jinja2")
 
 
@@ -26,7 +34,7 @@ def doctor(
     model: Annotated[str | None, typer.Option("--model", "-m", help="Also say what would run this model.", metavar="NAME|FOLDER")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show backends and why they do not work, processors, memory, disk, installed models."""
+    """Show backends, sensors and energy meters and why they do not work, processors, memory, disk, installed models."""
     found = examine(model)
     if as_json:
         print(json.dumps(found), flush=True)
@@ -47,6 +55,8 @@ def examine(model: str | None) -> dict[str, Any]:
         "backends": {name: _about(name) for name in engines.NAMES},
         "versions": {"edgespec": edgespec.__version__} | {name: version(name) for name in _LIBRARIES},
         "machine": machine.describe(),
+        "sensors": _sensors(),
+        "energy_meters": _energy_meters(),
         "home": str(home),
         "disk_free_bytes": shutil.disk_usage(_existing(home)).free,
         "models": {package.name: [f"{a.engine} {a.recipe}" for a in package.manifest.artifacts] for package in packages},
@@ -66,6 +76,28 @@ def _about(name: str) -> dict[str, Any]:
         return {"available": why_not is None, "why_not": why_not, "what": None if why_not else backend.describe()}
     except Exception as error:  # a broken device library may raise anything
         return {"available": False, "why_not": f"cannot be used ({type(error).__name__}: {error})", "what": None}
+
+
+def _sensors() -> dict[str, Any]:
+    """By sensor: whether it can tell anything about this machine, and what, or why not."""
+    from edgespec.scheduling.sensors import try_sources
+
+    found: dict[str, Any] = {}
+    for name, reading in try_sources().items():
+        known = {} if isinstance(reading, str) else {key: value for key, value in asdict(reading).items() if value is not None}
+        why_not = reading if isinstance(reading, str) else None if known else "this machine shows it neither heat nor battery"
+        found[name] = {"available": why_not is None, "why_not": why_not, "reading": known or None}
+    return found
+
+
+def _energy_meters() -> dict[str, Any]:
+    """By meter, best first: whether it works, or why not. The first that works is the one in use."""
+    from edgespec.scheduling.meters import try_meters
+
+    return {
+        name: {"available": not isinstance(meter, str), "why_not": meter if isinstance(meter, str) else None}
+        for name, meter in try_meters().items()
+    }
 
 
 def version(package: str) -> str | None:
@@ -122,6 +154,9 @@ def print_report(found: Mapping[str, Any]) -> None:
             *(f"preset {name}={value}" for name, value in about["preset_variables"].items()),
         ],
     )
+    _section("Sensors", [_sensor_line(name, s) for name, s in found["sensors"].items()] or ["none known for this system"])
+    meters = [f"{name}: {'works' if m['available'] else 'not available: ' + m['why_not']}" for name, m in found["energy_meters"].items()]
+    _section("Energy meters (the first that works is used)", meters or ["none known for this system"])
     _section("Versions", [f"{name} {number or 'not installed'}" for name, number in found["versions"].items()])
     models = [f"{name}: {', '.join(engines)}" for name, engines in found["models"].items()]
     _section(
@@ -131,6 +166,12 @@ def print_report(found: Mapping[str, Any]) -> None:
         lines = [f"{name}{' (auto)' if name == model['auto'] else ''}: {choice}" for name, choice in model["backends"].items()]
         _section(f"{model['name']}, draft {model['draft']}, context up to {model['max_context']} tokens", lines)
     _section("This build was never run on", found["never_run_on"])
+
+
+def _sensor_line(name: str, sensor: Mapping[str, Any]) -> str:
+    if not sensor["available"]:
+        return f"{name}: not available: {sensor['why_not']}"
+    return f"{name}: " + ", ".join(_READS[key].format(value) for key, value in sensor["reading"].items())
 
 
 def _section(title: str, lines: Sequence[str]) -> None:

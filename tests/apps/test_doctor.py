@@ -6,6 +6,10 @@ from types import SimpleNamespace
 import pytest
 
 from edgespec.orchestrator import engines
+from edgespec.scheduling import meters, sensors
+from edgespec.scheduling.meters import GuardedMeter
+from edgespec.scheduling.readings import Reading
+from edgespec.scheduling.sensors_simulated import SimulatedMeter
 
 
 class Library:
@@ -76,3 +80,29 @@ def test_what_would_run_a_model(backends):
     assert "mlx is not installed" in found["backends"]["mlx"]
     assert found["auto"] == "onnx"
     assert (found["draft"], found["kv_bytes_at_full_context"]) == ("ngram", 5000)
+
+
+def test_sensors_and_energy_meters_that_work_and_why_others_do_not(command, backends, monkeypatch):
+    reading = Reading(source="battery", battery=0.42, thermal="serious", temperature_c=91.0)
+    monkeypatch.setattr(sensors, "try_sources", lambda: {"heatpipe": reading, "mute": Reading(), "absent": "OSError: no library"})
+    working = GuardedMeter(SimulatedMeter([(0.0, 5.0)]))
+    monkeypatch.setattr(meters, "try_meters", lambda: {"counter": "OSError: only root may read it", "simulated": working})
+    found = json.loads(command("doctor", "--json").out)
+    assert found["sensors"]["heatpipe"]["reading"] == {"source": "battery", "battery": 0.42, "thermal": "serious", "temperature_c": 91.0}
+    assert found["sensors"]["absent"] == {"available": False, "why_not": "OSError: no library", "reading": None}
+    assert "neither heat nor battery" in found["sensors"]["mute"]["why_not"]
+    assert found["energy_meters"] == {
+        "counter": {"available": False, "why_not": "OSError: only root may read it"},
+        "simulated": {"available": True, "why_not": None},
+    }
+    text = command("doctor").out
+    assert "heatpipe: on battery, battery at 42%, heat serious, hottest 91 °C" in text
+    assert "absent: not available: OSError: no library" in text
+    assert "counter: not available: OSError: only root may read it" in text
+    assert "simulated: works" in text
+
+
+def test_a_system_without_sensors(command, backends, monkeypatch):
+    monkeypatch.setattr(sensors, "try_sources", dict)
+    monkeypatch.setattr(meters, "try_meters", dict)
+    assert command("doctor").out.count("none known for this system") == 2

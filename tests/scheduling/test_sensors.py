@@ -1,34 +1,15 @@
 from __future__ import annotations
 
-import ctypes
+import sys
 import threading
-from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from edgespec.core.device import PowerThermalState
-from edgespec.scheduling.sensors import (
-    AndroidSource,
-    LinuxSource,
-    MacSource,
-    PsutilBattery,
-    RaplMeter,
-    Reading,
-    Sensors,
-    WindowsSource,
-    default_sources,
-    merge,
-)
-
-
-def fake_sysfs(root: Path, files: dict[str, str]) -> Path:
-    for name, text in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text + "\n")
-    return root
+from edgespec.scheduling import sensors as sensors_module
+from edgespec.scheduling.readings import Reading
+from edgespec.scheduling.sensors import Sensors, default_sources, merge, try_sources
+from edgespec.scheduling.sensors_simulated import SimulatedSource
 
 
 class FakeSource:
@@ -84,7 +65,47 @@ def test_it_polls_on_a_thread_of_its_own_and_a_hanging_source_delays_nobody() ->
     with Sensors([Hanging()]) as sensors:
         assert sensors.state() is None  # at once, though the source hangs
     released.set()
-    assert reads == ["edgespec-sensors"]
+    assert reads == ["edgespec-sensor-hanging"]
+
+
+def test_heat_is_not_forgotten_when_its_sensor_fails() -> None:
+    now = [0.0]
+    heat = SimulatedSource(
+        [(0.0, Reading(thermal="serious")), (2.0, OSError("gone")), (20.0, Reading(thermal="fair"))], clock=lambda: now[0]
+    )
+    battery = SimulatedSource([(0.0, Reading(battery=0.5)), (9.0, Reading(battery=0.4))], name="battery", clock=lambda: now[0])
+    sensors = Sensors([heat, battery], clock=lambda: now[0])
+    seen: list[tuple[str, float | None, bool]] = []
+    for now[0] in (0.0, 4.0, 10.0, 20.0):
+        sensors.poll()
+        state = sensors.state()
+        assert state is not None
+        seen.append((state.thermal, state.battery, state.stale))
+    assert seen == [("serious", 0.5, False), ("serious", 0.5, False), ("serious", 0.4, True), ("fair", 0.4, False)]
+
+
+def test_a_hanging_source_silences_no_other() -> None:
+    released, reads = threading.Event(), list[int]()
+
+    class Hanging:
+        name = "hanging"
+
+        def read(self) -> Reading:
+            reads.append(len(reads))
+            released.wait(30)
+            return Reading(thermal="critical")
+
+    sensors = Sensors([Hanging(), FakeSource("good", Reading(thermal="fair"), Reading(thermal="serious"))], wait_s=0.001)
+    words: list[str] = []
+    for _ in range(3):
+        sensors.poll()
+        state = sensors.state()
+        assert state is not None
+        words.append(state.thermal)
+    released.set()
+    assert words == ["fair", "serious", "serious"]
+    assert reads == [0]  # and is not asked again while it hangs
+    assert sensors.failures == {"hanging": "TimeoutError: an earlier call has not come back yet"}
 
 
 def test_never_more_than_once_a_second() -> None:
@@ -98,120 +119,64 @@ def test_the_hottest_word_wins() -> None:
     assert (state.thermal, state.temperature_c, state.source, state.battery) == ("critical", 70, "unknown", None)
 
 
-@pytest.mark.parametrize(
-    ("milli", "word"), [(40_000, "nominal"), (71_000, "fair"), (80_000, "serious"), (94_000, "serious"), (95_000, "critical")]
-)
-def test_linux_zones_are_judged_by_their_own_trip_points(tmp_path: Path, milli: int, word: str) -> None:
-    zone = "class/thermal/thermal_zone0/"
-    files = {f"{zone}temp": str(milli), f"{zone}trip_point_0_type": "passive", f"{zone}trip_point_0_temp": "80000"}
-    files |= {f"{zone}trip_point_1_type": "critical", f"{zone}trip_point_1_temp": "95000"}
-    reading = LinuxSource(fake_sysfs(tmp_path, files)).read()
-    assert (reading.thermal, reading.temperature_c) == (word, milli / 1000)
-
-
-def test_linux_without_trip_points_uses_cautious_ones(tmp_path: Path) -> None:
-    files = {"class/thermal/thermal_zone0/temp": "85000", "class/thermal/thermal_zone1/temp": "-274000"}
-    assert LinuxSource(fake_sysfs(tmp_path, files)).read().thermal == "fair"
-
-
-def test_linux_battery(tmp_path: Path) -> None:
-    supply = "class/power_supply/"
-    files = {f"{supply}BAT0/type": "Battery", f"{supply}BAT0/capacity": "37", f"{supply}BAT0/status": "Discharging"}
-    files |= {f"{supply}AC/type": "Mains", f"{supply}AC/online": "0", "firmware/acpi/platform_profile": "low-power"}
-    files |= {f"{supply}mouse/type": "Battery", f"{supply}mouse/scope": "Device", f"{supply}mouse/capacity": "5"}
-    reading = LinuxSource(fake_sysfs(tmp_path, files)).read()
-    assert (reading.source, reading.battery, reading.low_power_mode) == ("battery", 0.37, True)
-    fake_sysfs(tmp_path, {f"{supply}AC/online": "1"})
-    assert LinuxSource(tmp_path).read().source == "ac"
-
-
-def test_an_empty_machine_reads_as_unknown(tmp_path: Path) -> None:
-    assert LinuxSource(tmp_path).read() == Reading()
-    state = merge([Reading()], read_at_s=0.0)
-    assert state == PowerThermalState()
-
-
-def test_unreadable_files_are_no_readings(tmp_path: Path) -> None:
-    files = {"class/thermal/thermal_zone0/temp": "", "class/power_supply/BAT0/type": "Battery", "class/power_supply/BAT0/capacity": "?"}
-    assert LinuxSource(fake_sysfs(tmp_path, files)).read() == Reading()
-
-
-def test_rapl_counts_from_its_start_and_over_the_wrap(tmp_path: Path) -> None:
-    zone = "class/powercap/intel-rapl:0/"
-    fake_sysfs(tmp_path, {f"{zone}energy_uj": "900000", f"{zone}max_energy_range_uj": "1000000"})
-    fake_sysfs(tmp_path, {"class/powercap/intel-rapl:0:0/energy_uj": "5"})  # a part of the package, counted in it already
-    meter = RaplMeter(tmp_path)
-    assert meter.total_mj() == 0
-    fake_sysfs(tmp_path, {f"{zone}energy_uj": "950000"})
-    assert meter.total_mj() == pytest.approx(50)
-    fake_sysfs(tmp_path, {f"{zone}energy_uj": "20000"})
-    assert meter.total_mj() == pytest.approx(120)
-    with pytest.raises(OSError, match="no readable RAPL"):
-        RaplMeter(tmp_path / "none")
-
-
-def test_mac_states_are_our_words() -> None:
-    class Info:
-        state, saving = 2, True
-
-        def thermalState(self) -> int:
-            return self.state
-
-        def isLowPowerModeEnabled(self) -> bool:
-            return self.saving
-
-    foundation = SimpleNamespace(NSProcessInfo=SimpleNamespace(processInfo=Info))
-    assert MacSource(foundation).read() == Reading(thermal="serious", low_power_mode=True)
-
-
-def test_windows_power_status() -> None:
-    def status(ac: int, percent: int, saver: int) -> Any:
-        def fill(pointer: Any) -> int:
-            target = pointer._obj
-            target.ac_line, target.percent, target.saver = ac, percent, saver
-            return 1
-
-        return SimpleNamespace(GetSystemPowerStatus=fill)
-
-    assert WindowsSource(status(0, 55, 1)).read() == Reading(source="battery", battery=0.55, low_power_mode=True)
-    assert WindowsSource(status(255, 255, 0)).read() == Reading(low_power_mode=False)
-    with pytest.raises(OSError, match="GetSystemPowerStatus"):
-        WindowsSource(SimpleNamespace(GetSystemPowerStatus=lambda pointer: 0)).read()
-
-
-HEADROOMS = [(0, 0.2, "nominal"), (0, 0.9, "fair"), (0, float("nan"), "nominal"), (3, 1.2, "serious"), (6, 1, "critical")]
-
-
-@pytest.mark.parametrize(("status", "headroom", "word"), HEADROOMS)
-def test_android_status_and_headroom(status: int, headroom: float, word: str) -> None:
-    class Function:
-        def __init__(self, result: float) -> None:
-            self.result = result
-            self.restype: Any = ctypes.c_int
-
-        def __call__(self, *args: Any) -> float:
-            return self.result
-
-    def library(manager: int, status: int) -> Any:
-        return SimpleNamespace(
-            AThermal_acquireManager=Function(manager),
-            AThermal_getCurrentThermalStatus=Function(status),
-            AThermal_getThermalHeadroom=Function(headroom),
-        )
-
-    assert AndroidSource(library(1, status)).read().thermal == word
-    with pytest.raises(OSError, match="no thermal manager"):
-        AndroidSource(library(0, 0))
-    with pytest.raises(OSError, match="thermal status -1"):
-        AndroidSource(library(1, -1)).read()
-
-
-def test_psutil_reads_or_says_nothing() -> None:
-    assert isinstance(PsutilBattery().read(), Reading)
-
-
 @pytest.mark.parametrize("system", ["Linux", "Darwin", "Windows", "Android", "Plan 9"])
 def test_default_sources_leave_out_what_is_missing(system: str) -> None:
     sensors = Sensors(default_sources(system))
     sensors.poll()
     assert sensors.failures == {}
+
+
+class Broken:
+    name = "broken"
+
+    def __init__(self) -> None:
+        raise OSError("no such library")
+
+
+class Silent:
+    name = "silent"
+
+    def read(self) -> Reading:
+        raise ValueError("nan")
+
+
+class Good:
+    name = "good"
+
+    def read(self) -> Reading:
+        return Reading(thermal="fair")
+
+
+def test_trying_the_sources_says_what_each_reads_or_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sensors_module.MAKERS, "Toaster", (Broken, Silent, Good))
+    assert try_sources("Toaster") == {"broken": "OSError: no such library", "silent": "ValueError: nan", "good": Reading(thermal="fair")}
+    assert [source.name for source in default_sources("Toaster")] == ["silent", "good"]  # what can be made may work later
+    assert try_sources("Plan 9") == {}
+
+
+def test_trying_a_source_that_hangs_comes_to_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    released = threading.Event()
+
+    class Stuck:
+        name = "stuck"
+
+        def __init__(self) -> None:
+            released.wait(30)
+
+    monkeypatch.setitem(sensors_module.MAKERS, "Toaster", (Stuck, Good))
+    found = try_sources("Toaster", wait_s=0.001)
+    released.set()
+    assert str(found["stuck"]).startswith("TimeoutError: no answer within")
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="a Mac may have them all")
+def test_what_a_mac_has_is_named_elsewhere_with_what_is_missing() -> None:
+    found = try_sources("Darwin")
+    assert list(found) == ["processinfo", "thermalpressure", "psutil"]
+    assert found["processinfo"] == "ImportError: pyobjc-framework-Cocoa is not installed; pip install pyobjc-framework-Cocoa"
+    assert "libSystem" in str(found["thermalpressure"])
+
+
+def test_androids_python_calls_its_system_linux(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "getandroidapilevel", lambda: 34, raising=False)
+    assert "athermal" in try_sources()
