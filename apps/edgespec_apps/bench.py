@@ -47,6 +47,9 @@ def bench(
     ] = None,
     repeats: Annotated[int, typer.Option("--repeats", min=1, metavar="R", help="Times that every prompt is answered.")] = 3,
     max_tokens: MaxTokens = 256,
+    rivals: Annotated[
+        str, typer.Option("--rivals", metavar="A,B", help="Other policies to measure in turns with --policy, such as fixed:4,fixed:8.")
+    ] = "",
     peer: Annotated[str | None, typer.Option("--peer", metavar="llama.cpp", help="Measure this runtime beside ours, in turns.")] = None,
     peer_gguf: Annotated[
         Path | None, typer.Option("--peer-gguf", metavar="FILE", help="The peer's model (default: the file ours was converted from).")
@@ -62,7 +65,7 @@ def bench(
     Speeds are decoded tokens per second from the first token on, as medians over prompts of each prompt's median over its
     repeats. The ratio is the median over prompts of each prompt's own ratio.
     """
-    prompts = load_prompts([kind.strip() for kind in kinds.split(",") if kind.strip()], first)
+    prompts = load_prompts(_listed(kinds), first)
     if peer not in (None, "llama.cpp"):
         raise ValueError(f"--peer knows llama.cpp only, got {peer!r}")
     if peer is None and (peer_gguf or peer_python):
@@ -78,6 +81,8 @@ def bench(
         needed = max(len(ids) for _, ids in encoded) + max_tokens + _SPARE_TOKENS
         room = model.max_context or min(needed, runtime.spec.max_context)
         runners = {"plain": runner(runtime, model, room, policy="fixed:0"), "spec": runner(runtime, model, room, policy=model.policy)}
+        others = {name: runner(runtime, model, room, policy=name) for name in _listed(rivals)}
+        runners |= others
         rival = stack.enter_context(_peer(runtime, peer_gguf, peer_python or sys.executable, room, threads)) if peer else None
         if rival:
             runners |= {"peer_plain": rival.runner(lookup=False), "peer_lookup": rival.runner(lookup=True)}
@@ -93,6 +98,7 @@ def bench(
             "repeats": repeats,
             "max_tokens": max_tokens,
             **report(samples, weight_bytes=spec.weight_bytes, kv_bytes_per_token=spec.kv_bytes_per_token, bandwidth_gbs=bandwidth_gbs),
+            "rivals": rivals_report(samples, list(others)) if others else None,
             "peer": peer_report(samples, rival.version) if rival else None,
         }
     if result["drift"] and result["drift"]["spoiled"]:
@@ -103,6 +109,11 @@ def bench(
         print(json.dumps(result), flush=True)
     else:
         print_table(result)
+
+
+def _listed(text: str) -> list[str]:
+    """Comma-separated names, each once."""
+    return list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
 
 
 def encode(runtime: Runtime, text: str) -> list[int]:
@@ -225,6 +236,17 @@ def peer_report(samples: Sequence[Sample], version: str) -> dict[str, Any]:
     return {"name": "llama.cpp", "binding_version": version, "prefill_tok_s": prefill_tok_s(samples, "peer_plain"), "kinds": kinds}
 
 
+def rivals_report(samples: Sequence[Sample], policies: Sequence[str]) -> dict[str, Any]:
+    """Per kind: each policy's speed over plain decoding, and ours over the best of them on that kind."""
+    kinds: dict[str, Any] = {}
+    for kind in dict.fromkeys(sample.prompt.kind for sample in samples):
+        some = [sample for sample in samples if sample.prompt.kind == kind]
+        ratios = {name: ratio(some, name, ["plain"]) for name in policies}
+        best = max(policies, key=lambda name: ratios[name] or 0.0)
+        kinds[kind] = {"ratios": ratios, "best": best, "ours_over_best": ratio(some, "spec", [best])}
+    return {"kinds": kinds}
+
+
 def _sample(sample: Sample) -> dict[str, Any]:
     return {
         "prompt": sample.prompt.name,
@@ -248,10 +270,13 @@ def print_table(result: Mapping[str, Any]) -> None:
     )
     for column in ("kind", "plain", "speculative", "ratio", "kept/round", "identical"):
         table.add_column(column, justify="left" if column == "kind" else "right")
-    peer = result["peer"]
+    rivals, peer = result["rivals"], result["peer"]
+    for column in (*rivals["kinds"][next(iter(rivals["kinds"]))]["ratios"], "over best") if rivals else ():
+        table.add_column(column, justify="right")
     for column in ("llama.cpp", "its lookup", "plain ratio", "ratio to its best") if peer else ():
         table.add_column(column, justify="right")
     for kind, figures in result["kinds"].items():
+        others = rivals["kinds"][kind] if rivals else None
         rival = peer["kinds"][kind] if peer else {}
         table.add_row(
             kind,
@@ -260,6 +285,7 @@ def print_table(result: Mapping[str, Any]) -> None:
             _figure(figures["ratio"], 2),
             _figure(figures["kept_per_round"], 2),
             figures["identical"],
+            *(_figure(value, 2) for value in ([*others["ratios"].values(), others["ours_over_best"]] if others else ())),
             *(_figure(value, 2 if "over" in name else 1) for name, value in rival.items()),
         )
     Console().print(table)

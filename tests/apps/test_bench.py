@@ -50,6 +50,17 @@ def test_json_has_the_promised_keys(bench):
     assert report["prefill_tok_s"] > 0
 
 
+def test_rivals_are_measured_in_the_same_turns(bench):
+    result = bench("--kinds", "chat", "--repeats", "2", "--policy", "adaptive", "--rivals", "fixed:2, fixed:5,fixed:2", "--json")
+    report = json.loads(result.out)
+    chat = report["rivals"]["kinds"]["chat"]
+    assert list(chat["ratios"]) == ["fixed:2", "fixed:5"]
+    assert chat["best"] in chat["ratios"] and chat["ours_over_best"] > 0
+    assert report["kinds"]["chat"]["samples"][0]["order"] == ["plain", "spec", "fixed:2", "fixed:5"]
+    assert "fixed:2" in bench("--kinds", "chat", "--repeats", "1", "--rivals", "fixed:2").out
+    assert bench("--kinds", "chat", "--rivals", "sometimes").code == 2
+
+
 def test_without_json_a_table(bench):
     result = bench("--kinds", "chat", "--repeats", "1")
     assert result.code == 0
