@@ -63,7 +63,7 @@ class ModelOptions:
             "--draft",
             "-d",
             metavar="none|ngram|auto|MODEL",
-            help="What guesses ahead: nothing, the text so far, the package's own choice, or another model.",
+            help="What guesses ahead: nothing, the text so far, another model, two of these (ngram,MODEL), or the package's own choice.",
             rich_help_panel=_MODEL,
         ),
     ] = "auto"

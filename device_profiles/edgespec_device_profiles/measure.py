@@ -95,6 +95,7 @@ class Profiler:
     ) -> None:
         self._runtime, self._prompts, self._settings = runtime, prompts, settings
         self._machine, self._bandwidth, self._clock, self._now = machine, bandwidth, clock, now
+        self._draft_name = runtime.drafts[0]  # a profile is about one drafter
         self._power, self._meter_mj = power or runtime.power, runtime.meter_mj
         self._cancel, self._progress = cancel or CancelToken(), progress
         self._began = clock()
@@ -234,9 +235,9 @@ class Profiler:
 
     def _measure_acceptance(self) -> None:
         """Long drafts on real prompts, kinds in turn."""
-        if self._runtime.draft_name == "none":
+        if self._draft_name == "none":
             raise _NotHere("nothing is drafted")
-        deepest = min(DEEPEST_GUESS.get(self._runtime.draft_name, DEEPEST_MODEL_GUESS), self._settings.knobs.max_draft_tokens)
+        deepest = min(DEEPEST_GUESS.get(self._draft_name, DEEPEST_MODEL_GUESS), self._settings.knobs.max_draft_tokens)
         queue = [(kind, ids) for turn in _turns(self._prompts) for kind, ids in turn]
         for n in self._until("acceptance", least=2 * len(self._prompts)):
             if n >= len(queue):
@@ -280,7 +281,7 @@ class Profiler:
         chunks: list[Chunk] = []
         at_s: list[float] = []
         knobs = self._settings.knobs if mode == "speculative" else None
-        session = self._runtime.session(policy=policy, verify=self._settings.verify, max_context=room, knobs=knobs)
+        session = self._runtime.session(policy=policy, verify=self._settings.verify, max_context=room, knobs=knobs, draft=self._draft_name)
         with session, self._cancel.watch(cancel.cancel):
             for chunk in session.stream(list(prompt), max_tokens=max_tokens, cancel=cancel):
                 chunks.append(chunk)
@@ -335,7 +336,7 @@ class Profiler:
         rounds = [t for traces in self._rounds.values() for t in traces]
         engine = self._runtime.draft_engine
         return DraftCost(
-            name=self._runtime.draft_name,
+            name=self._draft_name,
             unit=engine.capabilities.unit if engine else "",
             ms_per_token=_median(t.draft_ms / t.drafted for t in rounds if t.drafted),
             miss_ms=_median(t.draft_ms for t in rounds if not t.drafted),

@@ -9,6 +9,7 @@ from edgespec.core.cancel import CancelToken
 from edgespec.core.draft import Draft, common_prefix
 from edgespec.core.drafter import Offer
 from edgespec.core.engine import Engine, TokenBatch
+from edgespec.core.errors import DeviceError
 from edgespec.core.sampling import Sampling, SamplingState, draw, log_softmax
 from edgespec.core.scores import Float32, LogProbs
 from edgespec.core.verdict import Outcome
@@ -63,7 +64,7 @@ class ModelDrafter:
         for _ in range(min(max_tokens, self._room())):
             logits = self._logits_after_known() if logits is None else self._forward(guesses[-1:])
             if not np.isfinite(logits.max()):
-                break  # a damaged draft must not poison the judge; the target carries on alone
+                raise DeviceError("the draft model's logits are not numbers")  # it must not poison the judge
             if self._state.sampling.greedy:
                 guesses.append(self._state.best(logits, guesses))
             else:

@@ -27,7 +27,7 @@ class _Member:
     drafter: Drafter
     resting: int = 0  # rounds still to sit out
     failures: int = 0  # in a row
-    lost: bool = False  # it missed something, and must be started anew before it is asked again
+    lost: bool = False  # it missed something since it was started
 
 
 class Pool:
@@ -48,7 +48,7 @@ class Pool:
     @property
     def name(self) -> str:
         """Of the first drafter that can be asked; of the first one if none can."""
-        return next((name for name, member in self._members.items() if self._ready(member)), next(iter(self._members)))
+        return next((name for name, member in self._members.items() if not member.resting), next(iter(self._members)))
 
     @property
     def engine_ms(self) -> float:
@@ -74,7 +74,7 @@ class Pool:
         """One from every drafter that is not resting."""
         offers: list[Offer] = []
         for member in self._members.values():
-            if self._ready(member):
+            if not member.resting:
                 offer = self._guarded(member, lambda drafter: drafter.offer(max_tokens))
                 if offer is not None:
                     offers.append(offer)
@@ -83,7 +83,7 @@ class Pool:
     def next_entropy(self) -> float | None:
         """Of the drafter that plans mean when they name none."""
         member = self._members[self.name]
-        return self._guarded(member, lambda drafter: drafter.next_entropy()) if self._ready(member) else None
+        return self._guarded(member, lambda drafter: drafter.next_entropy()) if not member.resting else None
 
     def propose(self, name: str, max_tokens: int, rng: np.random.Generator) -> Draft:
         """At most `max_tokens` nodes by the named drafter ("": the first that can be asked). ContractError for a stranger."""
@@ -91,7 +91,7 @@ class Pool:
         if name not in self._members:
             raise ContractError(f"the plan names the drafter {name!r}; there are {', '.join(self._members)}")
         member = self._members[name]
-        draft = self._guarded(member, lambda drafter: drafter.propose(max_tokens, rng)) if max_tokens and self._ready(member) else None
+        draft = self._guarded(member, lambda drafter: drafter.propose(max_tokens, rng)) if max_tokens and not member.resting else None
         return Draft.empty(context_len=len(self._known), source=name) if draft is None else draft
 
     def observe(self, outcome: Outcome) -> None:
@@ -99,17 +99,14 @@ class Pool:
         for member in self._members.values():
             if member.resting:
                 member.resting -= 1
-            elif member.lost:
-                self._start(member)
+                if not member.resting:
+                    self._start(member)
             elif self._guarded(member, lambda drafter: _observed(drafter, outcome)) and outcome.draft.source == member.drafter.name:
                 member.failures = 0
 
     def close(self) -> None:
         for member in self._members.values():
             self._guarded(member, lambda drafter: drafter.close())
-
-    def _ready(self, member: _Member) -> bool:
-        return not member.resting and not member.lost
 
     def _start(self, member: _Member) -> None:
         def anew(drafter: Drafter) -> bool:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from edgespec.core.device import DeviceProfile, PowerThermalState
-from edgespec.core.engine import Engine, ModelSpec
-from edgespec.core.errors import ArtifactError, CapabilityError
+from edgespec.core.drafter import Drafter
+from edgespec.core.engine import Engine, ModelSpec, TokenBatch
+from edgespec.core.errors import ArtifactError, CapabilityError, DeviceError
 from edgespec.core.manifest import Manifest
 from edgespec.core.plan import Knobs
 from edgespec.core.trace import RoundTrace
@@ -45,11 +46,16 @@ class Runtime:
         meter_mj: Callable[[], float] | None = None,
         notes: tuple[str, ...] = (),
     ) -> None:
-        """`draft` is "none", "ngram", or the name of the model in `draft_engine`. CapabilityError if the two models do not fit."""
+        """`draft` is "none", or one or both of "ngram" and the name of the model in `draft_engine`, with a comma between them.
+
+        The first is the one that policies mean which do not choose. CapabilityError if the two models do not fit.
+        """
+        self.drafts = drafts_of(draft)
+        named = [name for name in self.drafts if name not in MODELLESS]
         if draft_engine is not None:
             check_pair(target.spec, draft_engine.spec)
-        elif draft not in ("none", "ngram"):
-            raise ValueError(f"draft {draft!r} needs an engine; without one it must be 'none' or 'ngram'")
+        if len(named) != (draft_engine is not None):
+            raise ValueError(f"draft {draft!r} and its engine do not fit: it names {named or 'no model'}")
         self.target, self.tokenizer, self.manifest = target, tokenizer, manifest
         self.draft_name, self.draft_engine, self.engine_name = draft, draft_engine, engine_name
         self.profile = profile or DeviceProfile.generic()
@@ -65,10 +71,18 @@ class Runtime:
     def spec(self) -> ModelSpec:
         return self.target.spec
 
-    def new_drafters(self, max_context: int) -> Pool:
-        if self.draft_engine is not None:
-            return Pool(ModelDrafter(self.draft_engine, capacity=max_context))
-        return Pool(NgramDrafter() if self.draft_name == "ngram" else NoDrafter())
+    def new_drafters(self, max_context: int, draft: str | None = None) -> Pool:
+        """Of the drafts that `draft` names, default all. ValueError for one that was not loaded."""
+        names = self.drafts if draft is None else drafts_of(draft)
+        if strange := [name for name in names if name not in (*self.drafts, *MODELLESS)]:
+            raise ValueError(f"draft {strange[0]!r} was not loaded; this model was opened with {self.draft_name}")
+        return Pool(*(self._drafter(name, max_context) for name in names))
+
+    def _drafter(self, name: str, max_context: int) -> Drafter:
+        if name in MODELLESS:
+            return MODELLESS[name]()
+        assert self.draft_engine is not None
+        return ModelDrafter(self.draft_engine, capacity=max_context)
 
     def power(self) -> PowerThermalState | None:
         """Battery and heat as last read; None without sensors. Never blocks."""
@@ -82,9 +96,16 @@ class Runtime:
         self._recent[policy] = list(history[-_REMEMBERED_ROUNDS:])
 
     def session(
-        self, *, policy: str = DEFAULT_POLICY, verify: str = "auto", max_context: int | None = None, knobs: Knobs | None = None
+        self,
+        *,
+        policy: str = DEFAULT_POLICY,
+        verify: str = "auto",
+        max_context: int | None = None,
+        knobs: Knobs | None = None,
+        draft: str | None = None,
     ) -> Session:
-        return Session(self, policy=policy, verify=verify, max_context=max_context, knobs=knobs)
+        """`draft`: which of the loaded drafts may guess, default all."""
+        return Session(self, policy=policy, verify=verify, max_context=max_context, knobs=knobs, draft=draft)
 
     def close(self) -> None:
         """Release the engines and stop the sensors. Idempotent."""
@@ -98,6 +119,18 @@ class Runtime:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+MODELLESS: Mapping[str, Callable[[], Drafter]] = {"none": NoDrafter, "ngram": NgramDrafter}
+
+
+def drafts_of(text: str) -> tuple[str, ...]:
+    """The names in "A,B". ValueError unless it is one of each at most, at most one model, and none stands alone."""
+    names = tuple(name.strip() for name in text.split(","))
+    models = [name for name in names if name not in MODELLESS]
+    if not all(names) or len(set(names)) < len(names) or len(models) > 1 or ("none" in names and len(names) > 1):
+        raise ValueError(f"draft must be none, ngram, a model, or ngram and a model with a comma between them; got {text!r}")
+    return names
 
 
 def check_pair(target: ModelSpec, draft: ModelSpec) -> None:
@@ -121,7 +154,8 @@ def load(
 ) -> Runtime:
     """Load a model package, by name (`NAME` or `NAME@RECIPE`) or folder, with its draft.
 
-    `draft`: "none", "ngram", "auto" (the draft the package names if it is installed, else n-gram) or another package.
+    `draft`: "none", "ngram", another package, "ngram" and a package with a comma between them (the policy chooses every round), or
+    "auto": the draft that the package names, if it is installed, and n-grams.
     Raises ArtifactError for missing or damaged packages, CapabilityError for parts that do not fit or cannot run here, ValueError
     for a `draft_engine` without a draft model and for fewer than one of `threads`.
     """
@@ -138,6 +172,10 @@ def load(
             if draft_package.manifest.vocab_digest != package.manifest.vocab_digest:
                 check_pair(target.spec, draft_package.manifest.spec())
             loaded_draft, _ = engines.load(draft_package, engine=draft_engine, recipe=draft_recipe, threads=threads)
+            if (why := _cannot_run(loaded_draft)) is not None:
+                loaded_draft.close()
+                notes = (*notes, f"the draft {draft_package.manifest.name} loads but does not run ({why}); drafting with n-grams")
+                loaded_draft, chosen = None, "ngram"
         tokenizer = Tokenizer.load(package.path, package.manifest.tokenizer, package.manifest.vocab_size)
         return Runtime(
             target,
@@ -191,12 +229,25 @@ def _resolve(model: str | Path, recipe: str | None) -> tuple[Package, str | None
     return find_package(model), recipe
 
 
+def _cannot_run(engine: Engine) -> str | None:
+    """Why not even one token can be scored: some drivers fail at the first pass only, and a draft is not worth an answer."""
+    try:
+        (scores,) = engine.forward([(TokenBatch.chain([0]), engine.new_cache(2))])
+        scores.logits.argmax()
+    except DeviceError as error:
+        return str(error)
+    return None
+
+
 def _choose_draft(draft: str, package: Package) -> tuple[str, Package | None, str | None, tuple[str, ...]]:
-    if draft in ("none", "ngram"):
-        return draft, None, None, ()
+    """(names for Runtime, the draft's package, its recipe, notes)."""
     if draft != "auto":
-        found, recipe = _resolve(draft, None)
-        return found.manifest.name, found, recipe, ()
+        names = drafts_of(draft)
+        model = next((name for name in names if name not in MODELLESS), None)
+        if model is None:
+            return draft, None, None, ()
+        found, recipe = _resolve(model, None)
+        return ",".join(found.manifest.name if name == model else name for name in names), found, recipe, ()
     if package.manifest.draft is None:
         return "ngram", None, None, ()
     try:
@@ -204,4 +255,4 @@ def _choose_draft(draft: str, package: Package) -> tuple[str, Package | None, st
     except ArtifactError:
         wanted = package.manifest.draft
         return "ngram", None, None, (f"its draft {wanted} is not installed (edgespec pull {wanted}); drafting with n-grams",)
-    return found.manifest.name, found, None, ()
+    return f"{found.manifest.name},ngram", found, None, ()

@@ -60,6 +60,7 @@ class _Settings(TypedDict):
     verify: str
     max_context: int | None
     knobs: Knobs | None
+    draft: str | None
 
 
 class Session:
@@ -77,6 +78,7 @@ class Session:
         verify: str = "auto",
         max_context: int | None = None,
         knobs: Knobs | None = None,
+        draft: str | None = None,
         owns_runtime: bool = False,
     ) -> None:
         limit = runtime.spec.max_context
@@ -85,13 +87,13 @@ class Session:
         if verify not in ("auto", *_VERIFIERS):
             raise ValueError(f"verify must be auto, {', '.join(_VERIFIERS)}; got {verify!r}")
         self._runtime, self._owns_runtime = runtime, owns_runtime
-        self._settings = _Settings(policy=policy, verify=verify, max_context=max_context, knobs=knobs)
+        self._settings = _Settings(policy=policy, verify=verify, max_context=max_context, knobs=knobs, draft=draft)
         self._policy = governed(parse_policy(policy))
         self._verify = verify
         self._max_context = max_context or limit
         self._knobs = knobs or Knobs()
         _check_knobs(self._knobs, policy)
-        self._drafters = runtime.new_drafters(self._max_context)
+        self._drafters = runtime.new_drafters(self._max_context, draft)
         self._cache: Cache | None = None
         self._known: list[int] = []  # the last prompt and its answer; the cache holds the first of them
         self._history = runtime.recall(policy)  # what the policy has seen of this model

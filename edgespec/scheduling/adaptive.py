@@ -71,6 +71,7 @@ class AdaptivePolicy:
 
     def __init__(self) -> None:
         self._fold = HistoryFold(Memory, learn)
+        self._rated: _Rated | None = None  # of the last profile: only a memo
 
     @property
     def name(self) -> str:
@@ -87,31 +88,17 @@ class AdaptivePolicy:
         offers = tuple(offer for offer in state.offers or (Offer(state.drafter),) if offer.tokens != 0)
         if not offers:
             return Plan(0, reason="nothing to guess from")
+        limit = min(limit, max(limit if offer.tokens is None else offer.tokens for offer in offers))
         memory = self._fold(history)
         thermal = state.power.thermal if state.power is not None else memory.thermal
         hot = thermal in HOT
         book = memory.book(hot)
-        rated = _rated(profile)
-        costs = book.curve(_shape(rated, state.context_len, limit + 1))
-        chooser = _Chooser(memory, book, hot, costs, knobs, limit, frozenset(rated.forward_ms) if rated else frozenset(), offers)
+        if self._rated is None or self._rated.profile is not profile:
+            self._rated = _Rated(profile)
+        costs = book.curve(self._rated.shape(state.context_len, limit + 1))
+        chooser = _Chooser(memory, book, hot, costs, knobs, limit, self._rated.rows, offers)
         name, gamma, reason = chooser.choose()
         return Plan(gamma, reason=reason, drafter=name if gamma and name != state.drafter else "")
-
-
-def _rated(profile: DeviceProfile) -> UnitProfile | None:
-    """The unit whose widths were measured before, if there is one."""
-    return next((unit for unit in profile.units.values() if len(unit.forward_ms) > 1 and 1 in unit.forward_ms), None)
-
-
-def _shape(measured: UnitProfile | None, context_len: int, rows: int) -> Sequence[float]:
-    """Assumed v(1..rows): the measured widths at the nearest context, or a straight line."""
-    if measured is None:
-        return _line(rows)
-    book = RowCosts()
-    for m, ms in _at_context(measured, context_len).items():
-        book.observe(m, ms)
-    curve = book.curve(_line(rows))
-    return [ms / curve[0] for ms in curve]
 
 
 @lru_cache(maxsize=64)
@@ -119,13 +106,33 @@ def _line(rows: int) -> tuple[float, ...]:
     return tuple(1.0 + ASSUMED_ROW * m for m in range(rows))
 
 
-def _at_context(unit: UnitProfile, context_len: int) -> dict[int, float]:
-    """ms by rows, each at the measured context nearest to `context_len`."""
-    return {
-        rows: by_context[min(by_context, key=lambda context: abs(context - context_len))]
-        for rows, by_context in unit.forward_ms.items()
-        if by_context
-    }
+class _Rated:
+    """What a profile knows of the cost of rows: the unit with measured widths, if there is one."""
+
+    def __init__(self, profile: DeviceProfile) -> None:
+        self.profile = profile
+        self._unit = next((unit for unit in profile.units.values() if len(unit.forward_ms) > 1 and 1 in unit.forward_ms), None)
+        self.rows = frozenset(self._unit.forward_ms) if self._unit else frozenset[int]()
+        self._contexts = sorted({context for by_context in self._unit.forward_ms.values() for context in by_context}) if self._unit else []
+        self._shapes: dict[tuple[int, int], Sequence[float]] = {}
+
+    def shape(self, context_len: int, rows: int) -> Sequence[float]:
+        """Assumed v(1..rows): the measured widths at the nearest context, or a straight line."""
+        if self._unit is None or not self._contexts:
+            return _line(rows)
+        near = min(self._contexts, key=lambda context: abs(context - context_len)), rows
+        if near not in self._shapes:
+            self._shapes[near] = _measured_shape(self._unit, *near)
+        return self._shapes[near]
+
+
+def _measured_shape(unit: UnitProfile, context_len: int, rows: int) -> Sequence[float]:
+    book = RowCosts()
+    for m, by_context in unit.forward_ms.items():
+        if by_context:
+            book.observe(m, by_context[min(by_context, key=lambda context: abs(context - context_len))])
+    curve = book.curve(_line(rows))
+    return [ms / curve[0] for ms in curve]
 
 
 @dataclass(slots=True)

@@ -113,6 +113,7 @@ PROBES = {
         "kinds": ["--kinds", "json"],
         "first": ["--prompts", "2"],
         "repeats": ["--repeats", "2"],
+        "rivals": ["--rivals", "fixed:1"],
         "peer": ["--peer", "other"],
         "peer_gguf": ["--peer-gguf", "x.gguf"],
         "peer_python": ["--peer-python", "x"],

@@ -143,6 +143,50 @@ def test_the_better_of_two_drafters_is_chosen_and_left_when_it_fails() -> None:
     assert run(150, {"model": 0.0, "ngram": 0.9})[-60:].count("ngram") > 45
 
 
+def test_each_level_of_confidence_is_a_bet_of_its_own() -> None:
+    """Sure offers are followed to their end, doubtful ones are left, however they alternate; nothing offered costs nothing."""
+    policy, rng, history = AdaptivePolicy(), np.random.default_rng(4), list[RoundTrace]()
+    chosen: dict[int, list[int]] = {0: [], 1: [], 4: []}
+    acceptance = {1: 0.05, 4: 0.97}
+    for i in range(600):
+        level = int(rng.choice([0, 1, 4]))
+        offers = (Offer("ngram", {0: 0, 1: 2, 4: 12}[level], level),)
+        plan = policy(history, made_state(drafter="ngram", offers=offers), GENERIC, Knobs())
+        kept = 0
+        while kept < plan.draft_tokens and rng.random() < acceptance[level]:
+            kept += 1
+        trace = made_round(i, planned=plan.draft_tokens, kept=kept, verify_ms=10 + 2.0 * plan.draft_tokens, drafter="ngram")
+        history.append(replace(trace, reason=plan.reason, offers=offers))
+        chosen[level].append(plan.draft_tokens)
+    assert set(chosen[0]) == {0} and len(chosen[1]) > 100 < len(chosen[4])
+    assert chosen[1][40:].count(0) > 0.9 * len(chosen[1][40:])
+    assert np.mean(chosen[4][40:]) > 11
+
+
+def test_good_rounds_are_stretched_while_a_token_costs_more_elsewhere() -> None:
+    """Ten rows more for a token or two are dear beside a long accepted draft, but cheap beside the poor rounds between (the long run)."""
+
+    def mean_length(share_poor: float) -> float:
+        policy, rng, history = AdaptivePolicy(), np.random.default_rng(0), list[RoundTrace]()
+        lengths: list[int] = []
+        for i in range(2000):
+            poor = bool(rng.random() < share_poor)
+            offers = (Offer("ngram", 0 if poor else 16, 0 if poor else 4),)
+            plan = policy(history, made_state(drafter="ngram", offers=offers), GENERIC, Knobs())
+            kept = 0
+            while kept < plan.draft_tokens and rng.random() < 0.85:
+                kept += 1
+            trace = made_round(i, planned=plan.draft_tokens, kept=kept, verify_ms=10 + 2.0 * plan.draft_tokens, drafter="ngram")
+            history.append(replace(trace, reason=plan.reason, offers=offers))
+            lengths += [] if poor else [plan.draft_tokens]
+        return float(np.mean(lengths[-100:]))
+
+    ratio = [(10 + 2.0 * g) / (1 + sum(0.85**k for k in range(1, g + 1))) for g in range(17)]
+    alone = ratio.index(min(ratio))
+    assert abs(mean_length(0.0) - alone) < 1.5
+    assert mean_length(0.9) > mean_length(0.0) + 1  # the optimum is 8 then; 2 % are not worth a change of plan
+
+
 def test_a_measured_profile_is_the_prior() -> None:
     """Rows that are known to be dear are not tried first; rows known to be free are."""
     dear = DeviceProfile(chip="x", units={"cpu": UnitProfile(forward_ms={1: {256: 10.0}, 8: {256: 90.0}})})
