@@ -22,6 +22,7 @@ class Offer:
     drafter: str
     tokens: int | None = None  # nodes it would propose if allowed; None: as many as are asked for, as far as it knows
     confidence: int = 0
+    expected: float | None = None  # share of guesses of this level that are usually accepted, where the drafter knows; a prior only
 
 
 class Drafter(Protocol):

@@ -19,7 +19,8 @@ KEPT_AFTER_CHANGE = 3.0  # tested tokens at depth 1 that survive a change
 class Acceptance:
     """Beliefs α_k = P(node k is accepted | it was drafted and those before it were accepted), k = 1, 2, …"""
 
-    def __init__(self) -> None:
+    def __init__(self, prior: float = PRIOR) -> None:
+        self._prior = prior
         self._tested: list[float] = []
         self._kept: list[float] = []
         self._surprise = self._variance = 0.0
@@ -72,7 +73,7 @@ class Acceptance:
 
     def _believe(self, depth: int) -> list[tuple[float, float]]:
         beliefs: list[tuple[float, float]] = []
-        alpha, carry = PRIOR, PRIOR_TOKENS
+        alpha, carry = self._prior, PRIOR_TOKENS
         for tested, kept in zip(self._tested[:depth], self._kept, strict=False):
             alpha = (kept + carry * alpha) / (tested + carry)
             beliefs.append((alpha, tested + carry))

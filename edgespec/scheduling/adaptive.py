@@ -31,7 +31,7 @@ from edgespec.core.trace import RoundTrace
 from edgespec.scheduling.costs import RowCosts
 from edgespec.scheduling.folding import HistoryFold
 from edgespec.scheduling.limits import draft_limit
-from edgespec.scheduling.memory import DETOUR, FIRST_INTERVAL, HOT, LAST_INTERVAL, Arm, Choice, Memory, arm_of, learn, setting_of
+from edgespec.scheduling.memory import DETOUR, FIRST_INTERVAL, HOT, LAST_INTERVAL, Arm, Choice, Memory, learn, setting_of
 
 ASSUMED_ROW = 0.15  # v(m) = 1 + .15 (m−1) until measured: between a GPU and a CPU
 ASSUMED_DRAFT = 0.1  # a draft step costs this share of a target step until measured
@@ -174,7 +174,7 @@ class _Chooser:
         return name, gamma, f"{expected:.3g} ms/token expected, plain {self.costs[0]:.3g}"
 
     def _outlook(self, offer: Offer, *, alphas: Sequence[float] | None = None) -> _Outlook:
-        arm = self.memory.arms.get(arm_of(offer)) or Arm()
+        arm = self.memory.arm(offer)
         depth = self.limit if offer.tokens is None else min(self.limit, offer.tokens)
         reaches = arm.reaches(depth) if offer.tokens is None else [1.0] * depth
         offers = arm.offers if offer.tokens is None else 1.0
@@ -243,7 +243,8 @@ class _Chooser:
         if path is None or path.incumbent[1] < 0:
             return name, gamma
         held_name = path.incumbent[0] or name
-        held = min(path.incumbent[1], len(outlooks[held_name].cost) - 1)
+        most = len(outlooks[held_name].cost) - 1
+        held = most if path.whole and path.incumbent[1] else min(path.incumbent[1], most)
         worth = self.rate * outlooks[held_name].tokens[held]
         close = self._value(outlooks[held_name], held) <= self._value(outlooks[name], gamma) + MARGIN * worth
         return (held_name, held) if close else (name, gamma)
@@ -260,7 +261,7 @@ class _Chooser:
         for other in (gamma + 1, gamma + 2, gamma + 4, gamma - 1, 0):
             if not 0 <= other < len(outlook.cost):
                 continue
-            if self._unknown(other + 1) and self._loss(outlook, other, gamma) <= budget:
+            if self._unknown(other + 1) and not self._enclosed(other + 1) and self._loss(outlook, other, gamma) <= budget:
                 return other
         return None
 
@@ -273,13 +274,20 @@ class _Chooser:
             samples, age = 2, min(age, self.book.seen)
         return age > min(STALE_SAMPLES * samples, STALE_AT_MOST) << self.book.confirmed(rows)
 
+    def _enclosed(self, rows: int) -> bool:
+        """Long, never measured, and measured closely on both sides: what lies between says enough."""
+        near = rows // 8
+        return not self.book.samples(rows) and all(
+            any(self.book.samples(rows + side * k) > 1 for k in range(1, near + 1)) for side in (-1, 1)
+        )
+
     def _look_at_parked(self, outlooks: Mapping[str, _Outlook]) -> tuple[str, int, str] | None:
         for offer in self.offers:
-            arm = self.memory.arms.get(arm_of(offer))
-            gamma = self._follow_up(offer, arm) if arm is not None and arm.parked == 0 else 0
+            arm = self.memory.arm(offer)
+            gamma = self._follow_up(offer, arm) if arm.parked == 0 else 0
             if gamma:
                 return offer.drafter, gamma, f"the look at a parked drafter went well: {DETOUR} again"
-            gamma = self._look(offer, arm or Arm(parked=FIRST_INTERVAL), outlooks[offer.drafter])
+            gamma = self._look(offer, arm, outlooks[offer.drafter])
             if gamma:
                 return offer.drafter, gamma, f"{DETOUR} at a parked drafter"
         return None
@@ -303,7 +311,7 @@ class _Chooser:
         hopeless = not self._pays(hoped, self._best(hoped))
         undecided = arm.undecided and not hopeless
         interval = HOPELESS_INTERVAL if hopeless else min(FIRST_INTERVAL << arm.looks, LAST_INTERVAL)
-        if arm.parked < (min(interval, SECOND_OPINION) if undecided else interval):
+        if not arm.unknown and arm.parked < (min(interval, SECOND_OPINION) if undecided else interval):
             return 0
         memory = self.memory
         least = self._loss(outlook, 1, 0)

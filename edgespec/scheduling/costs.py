@@ -11,7 +11,8 @@ RATE = 0.12  # weight of a new sample once a width is known
 SPIKE = 1.25  # a sample this far off counts for no more than that …
 BELIEVED = 3  # … until so many say that the level has changed
 STALE = 20  # samples of other widths after which a width's own recent samples say nothing of the present
-STALE_TRUST = 2.0  # a first new sample may move it by this factor at most
+STALE_TRUST = 2.0  # a first new sample may move it by this factor at most,
+WELL_KNOWN, WARY = 24, 1.1  # but upwards by no more than this if it has so many: a lone slow run must not put a width out of use
 AS_KNOWN = 1.15  # a look within this factor of the estimate confirms it
 MOST_CONFIRMED = 5
 
@@ -89,11 +90,12 @@ class RowCosts:
             as_known = before / AS_KNOWN < ms < before * AS_KNOWN
             width.confirmed = min(width.confirmed + 1, MOST_CONFIRMED) if as_known else 0
         width.recent = [*width.recent[1 - BELIEVED :], ms]
-        width.ms = _updated(before, width.recent)
+        width.ms = _updated(before, width.recent, width.samples)
         width.seen = self._seen
         width.samples += 1
         if len(width.recent) == BELIEVED:
-            self._pace += math.log(width.ms / before)
+            in_use = sum(self._seen - other.seen <= STALE for other in self._widths.values())
+            self._pace += math.log(width.ms / before) / in_use
             if not 1.0 / SPIKE < width.ms / before < SPIKE:
                 self._move()
         for other in self._widths.values():
@@ -129,11 +131,12 @@ class RowCosts:
         return out
 
 
-def _updated(before: float, recent: Sequence[float]) -> float:
-    """The new average of a width after its `recent` samples, the newest last."""
+def _updated(before: float, recent: Sequence[float], known: int) -> float:
+    """The new average of a width of so many `known` samples after its `recent` ones, the newest last."""
     if len(recent) < BELIEVED:
         least = min(recent)  # first runs are slow for reasons of their own
-        return min(max(least, before / STALE_TRUST), before * STALE_TRUST)
+        most = STALE_TRUST if known < BELIEVED else SPIKE if known < WELL_KNOWN else WARY
+        return min(max(least, before / STALE_TRUST), before * most)
     if min(recent) > before * SPIKE:  # a rise must repeat itself: disturbances come in twos
         return min(recent)
     if median(recent) < before / SPIKE:

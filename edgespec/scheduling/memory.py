@@ -6,6 +6,7 @@ Acceptance is learnt per *arm*: a drafter at one level of confidence. A match of
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Self
 
 from edgespec.core.drafter import Offer
 from edgespec.core.trace import RoundTrace
@@ -36,7 +37,7 @@ def setting_of(offers: tuple[Offer, ...]) -> Setting:
 class Arm:
     """What the history says of one drafter at one level of confidence."""
 
-    acceptance: Acceptance = field(default_factory=Acceptance)
+    acceptance: Acceptance
     cool: DraftCosts = field(default_factory=DraftCosts)
     hot: DraftCosts | None = None
     asked: float = 0.0  # rounds it was asked, discounted
@@ -49,6 +50,15 @@ class Arm:
     streak: int = 0  # offers since it was last parked
     run_kept: int = 0  # tokens accepted since it was last parked
     run_refused: int = 0  # and refused
+
+    @classmethod
+    def new(cls, offer: Offer) -> Self:
+        """One that has never been asked."""
+        return cls(Acceptance() if offer.expected is None else Acceptance(offer.expected))
+
+    @property
+    def unknown(self) -> bool:
+        return self.acceptance.weight == 0.0
 
     def observe(self, trace: RoundTrace) -> None:
         self.asked = 0.95 * self.asked + 1.0
@@ -116,6 +126,7 @@ class Path:
 
     last: Choice = ("", -1)
     incumbent: Choice = ("", -1)
+    whole: bool = False  # the incumbent was all that was offered
     share: float = 0.0
     cost: float = 1.0
     energy_cost: float = 1.0
@@ -140,8 +151,9 @@ class Memory:
     elapsed_ms: float = 0.0
     lost_ms: float = 0.0  # against plain decoding; what was won before does not pay for it
 
-    def arm(self, key: ArmKey) -> Arm:
-        return self.arms.setdefault(key, Arm())
+    def arm(self, offer: Offer) -> Arm:
+        """What is known of this drafter at this level; nothing is stored for one that was never asked."""
+        return self.arms.get(arm_of(offer)) or Arm.new(offer)
 
     def path(self, setting: Setting) -> Path:
         return self.paths.setdefault(setting, Path())
@@ -173,7 +185,7 @@ def learn(memory: Memory, trace: RoundTrace) -> Memory:
     asked: Arm | None = None
     for offer in offers:
         if trace.planned > 0 and offer.drafter == trace.drafter:
-            asked = memory.arm(arm_of(offer))
+            asked = memory.arms.setdefault(arm_of(offer), memory.arm(offer))
             asked.observe(trace)
         elif offer.tokens != 0 and (known := memory.arms.get(arm_of(offer))) is not None:
             known.rest()
@@ -182,7 +194,7 @@ def learn(memory: Memory, trace: RoundTrace) -> Memory:
     path = memory.path(setting_of(offers))
     path.share += 1.0 - PACE
     _keep_pace(memory, path, trace, asked, hot)
-    _keep_to(memory, path, trace, round_ms)
+    _keep_to(memory, path, trace, offers, round_ms)
     return memory
 
 
@@ -203,9 +215,10 @@ def _keep_pace(memory: Memory, path: Path, trace: RoundTrace, asked: Arm | None,
     path.energy_cost = row_mj / plain_mj if plain_mj is not None and row_mj is not None else path.cost
 
 
-def _keep_to(memory: Memory, path: Path, trace: RoundTrace, round_ms: float) -> None:
+def _keep_to(memory: Memory, path: Path, trace: RoundTrace, offers: tuple[Offer, ...], round_ms: float) -> None:
     choice = (trace.drafter if trace.planned else "", trace.planned)
     if choice == path.last or DETOUR not in trace.reason:
         path.incumbent = choice
+        path.whole = any(offer.drafter == choice[0] and offer.tokens is not None and offer.tokens <= choice[1] for offer in offers)
     memory.ms_since_detour = memory.ms_since_detour + round_ms if choice == path.incumbent else 0.0
     path.last = choice
