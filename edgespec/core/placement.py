@@ -74,7 +74,7 @@ class Placement:
     def describe(self) -> str:
         """One line: nodes and share of each unit, the largest first, and how that is known."""
         works = sorted(self.units.items(), key=lambda item: -item[1].share)
-        parts = [f"{unit}{f' ({work.by})' if work.by else ''} {work.nodes} of {self.nodes} nodes, {work.share:.0%}" for unit, work in works]
+        parts = [f"{unit}{f' ({work.by})' if work.by else ''} {work.nodes} of {self.nodes} nodes, {100 * work.share:.3g}%" for unit, work in works]
         return f"{'; '.join(parts)} of the cost; {self.source}"
 
 
@@ -115,4 +115,4 @@ def _falls_short(unit: str, placement: Placement | None) -> str:
     if placement is None:
         return "its engine cannot tell where its work runs"
     nodes = placement.units[unit].nodes if unit in placement.units else 0
-    return f"{nodes} of {placement.nodes} nodes ({placement.share(unit):.0%} of the cost) run there ({placement.describe()})"
+    return f"{nodes} of {placement.nodes} nodes ({100 * placement.share(unit):.3g}% of the cost) run there ({placement.describe()})"
