@@ -74,7 +74,8 @@ class Placement:
     def describe(self) -> str:
         """One line: nodes and share of each unit, the largest first, and how that is known."""
         works = sorted(self.units.items(), key=lambda item: -item[1].share)
-        parts = [f"{unit}{f' ({work.by})' if work.by else ''} {work.nodes} of {self.nodes} nodes, {100 * work.share:.3g}%" for unit, work in works]
+        names = [f"{unit} ({work.by})" if work.by else unit for unit, work in works]
+        parts = [f"{name} {w.nodes} of {self.nodes} nodes, {100 * w.share:.3g}%" for name, (_, w) in zip(names, works, strict=True)]
         return f"{'; '.join(parts)} of the cost; {self.source}"
 
 
@@ -98,7 +99,7 @@ def check_unit(unit: str) -> None:
         raise ValueError(f"the required unit must be {', '.join(UNITS)}; got {unit!r}")
 
 
-def require_unit(unit: str, target: Engine, draft: Engine | None = None) -> None:
+def check_placement(unit: str, target: Engine, draft: Engine | None = None) -> None:
     """CapabilityError unless `unit` does the largest share of the target's or of the draft model's work, as found out now."""
     found: list[str] = []
     for engine in (target, draft):

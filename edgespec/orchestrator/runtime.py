@@ -13,8 +13,7 @@ from edgespec.core.drafter import Drafter
 from edgespec.core.engine import Engine, ModelSpec, TokenBatch
 from edgespec.core.errors import ArtifactError, CapabilityError, DeviceError
 from edgespec.core.manifest import Manifest
-from edgespec.core.placement import check_unit
-from edgespec.core.placement import require_unit as check_placement
+from edgespec.core.placement import check_placement, check_unit
 from edgespec.core.plan import Knobs
 from edgespec.core.trace import RoundTrace
 from edgespec.drafting.model import ModelDrafter
