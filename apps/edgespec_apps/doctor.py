@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -31,7 +32,9 @@ _LIBRARIES = ("numpy", "onnxruntime", "mlx", "tokenizers", "sentencepiece", "jin
 
 
 def doctor(
-    model: Annotated[str | None, typer.Option("--model", "-m", help="Also say what would run this model.", metavar="NAME|FOLDER")] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", help="Also say what would run this model, and where: loads it.", metavar="NAME|FOLDER")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show backends, sensors and energy meters and why they do not work, processors, memory, disk, installed models."""
@@ -61,7 +64,7 @@ def examine(model: str | None) -> dict[str, Any]:
         "disk_free_bytes": shutil.disk_usage(_existing(home)).free,
         "models": {package.name: [f"{a.engine} {a.recipe}" for a in package.manifest.artifacts] for package in packages},
         "damaged": damaged,
-        "model": placement(store.find_package(model)) if model else None,
+        "model": _about_model(store.find_package(model)) if model else None,
         "never_run_on": list(NEVER_RUN),
     }
 
@@ -111,33 +114,61 @@ def _existing(folder: Path) -> Path:
     return folder if folder.exists() or folder == folder.parent else _existing(folder.parent)
 
 
-def placement(package: Package) -> dict[str, Any]:
+def _about_model(package: Package) -> dict[str, Any]:
+    """`choices`, and for each engine that `--engine auto` may take where its work runs.
+
+    The reference engine is left out: it would unpack every weight to four bytes only to say that NumPy runs on the CPU.
+    """
+    from edgespec.orchestrator import engines
+
+    found = choices(package)
+    return found | {"where": {name: where(package, name) for name in engines.preference() if name in found["works"]}}
+
+
+def where(package: Package, engine: str) -> dict[str, Any]:
+    """Where this engine's work runs, found out by loading the model and running it."""
+    from edgespec.core.placement import placement_of
+    from edgespec.orchestrator import engines
+
+    try:
+        loaded, _ = engines.load(package, engine=engine, recipe=None, threads=None)
+        with closing(loaded):
+            found = placement_of(loaded)
+    except Exception as error:  # a broken device library may raise anything
+        return {"what": f"cannot be found out ({type(error).__name__}: {error})"}
+    if found is None:
+        return {"what": "this engine cannot tell"}
+    return {"what": found.describe(), "unit": found.label, **asdict(found)}
+
+
+def choices(package: Package) -> dict[str, Any]:
     """For each backend the artifact it would run, or why none; `auto` is the backend that `--engine auto` takes."""
     from edgespec.core.errors import CapabilityError
     from edgespec.orchestrator import engines
 
     manifest = package.manifest
-    choices: dict[str, str] = {}
-    works: set[str] = set()
+    backends: dict[str, str] = {}
+    works: list[str] = []
     for name in engines.NAMES:
         about = _about(name)
         if not about["available"]:
-            choices[name] = f"cannot run: {about['why_not']}"
+            backends[name] = f"cannot run: {about['why_not']}"
             continue
         try:
             _, artifact = engines.choose(manifest, name, None)
         except CapabilityError as error:
-            choices[name] = f"cannot run: {error}"
+            backends[name] = f"cannot run: {error}"
         else:
-            works.add(name)
-            choices[name] = f"{artifact.engine} {artifact.recipe}, {artifact.weight_bytes / 1e6:.0f} MB of weights, {about['what']}"
+            works.append(name)
+            backends[name] = f"{artifact.engine} {artifact.recipe}, {artifact.weight_bytes / 1e6:.0f} MB of weights, {about['what']}"
     return {
         "name": manifest.name,
         "draft": manifest.draft or "ngram",
         "auto": next((name for name in engines.preference() if name in works), None),
         "kv_bytes_at_full_context": manifest.decoder.kv_bytes_per_token() * manifest.decoder.max_context,
         "max_context": manifest.decoder.max_context,
-        "backends": choices,
+        "backends": backends,
+        "works": works,
     }
 
 
@@ -165,6 +196,10 @@ def print_report(found: Mapping[str, Any]) -> None:
     if model := found["model"]:
         lines = [f"{name}{' (auto)' if name == model['auto'] else ''}: {choice}" for name, choice in model["backends"].items()]
         _section(f"{model['name']}, draft {model['draft']}, context up to {model['max_context']} tokens", lines)
+        _section(
+            "Where its work runs",
+            [f"{name}: {found['what']}" for name, found in model["where"].items()] or ["no engine that --engine auto may take works here"],
+        )
     _section("This build was never run on", found["never_run_on"])
 
 

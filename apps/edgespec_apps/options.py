@@ -34,6 +34,12 @@ class EngineName(StrEnum):
     reference = "reference"
 
 
+class UnitName(StrEnum):
+    cpu = "cpu"
+    gpu = "gpu"
+    npu = "npu"
+
+
 class EnergyName(StrEnum):
     fast = "fast"
     balanced = "balanced"
@@ -105,6 +111,15 @@ class ModelOptions:
     draft_engine: Annotated[EngineName, typer.Option("--draft-engine", help="Library that runs a draft model.", rich_help_panel=_MODEL)] = (
         EngineName.auto
     )
+    require_unit: Annotated[
+        UnitName | None,
+        typer.Option(
+            "--require-unit",
+            help="Refuse unless this unit does most of the model's or of the draft model's work, as found by running them"
+            " (default: run anywhere).",
+            rich_help_panel=_MODEL,
+        ),
+    ] = None
     recipe: Annotated[
         str | None,
         typer.Option(
@@ -143,6 +158,7 @@ class ModelOptions:
                 draft_engine=self.draft_engine.value,
                 threads=self.threads,
                 profile=profile,
+                require_unit=self.require_unit.value if self.require_unit else None,
             )
         )
         for note in runtime.notes:

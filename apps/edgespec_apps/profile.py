@@ -171,6 +171,8 @@ def _print(measured: Measured, files: Mapping[str, str]) -> None:
         print(f"{v.headline}{was}. {v.why}{' Few rounds: a hint, not a finding.' if v.thin else ''}")
     if not found:
         print("Too little was measured to recommend a draft length.")
+    if measured.model.placement is not None:
+        print(f"Where the work runs: {measured.model.placement.describe()}")
     for what, why in measured.not_measured.items():
         say(f"not measured: {what} ({why})")
     print(f"Profile: {files['profile']}\nReport:  {files['report']}")

@@ -23,6 +23,7 @@ from edgespec.core.chunk import Chunk
 from edgespec.core.device import PowerThermalState, UnitProfile
 from edgespec.core.engine import Cache, Engine, TokenBatch
 from edgespec.core.errors import Cancelled, EdgespecError
+from edgespec.core.placement import UNKNOWN, Placement, placement_of
 from edgespec.core.plan import Knobs
 from edgespec.core.trace import RoundTrace
 from edgespec.orchestrator.runtime import Runtime
@@ -101,6 +102,8 @@ class Profiler:
         self._began = clock()
         self._date = now().isoformat(timespec="seconds")
         self._complete = False
+        self._placement: Placement | None = None
+        self._draft_placement: Placement | None = None
         self._gbs: float | None = None
         self._target: dict[Cell, Samples] = defaultdict(Samples)
         self._draft: dict[Cell, Samples] = defaultdict(Samples)
@@ -117,6 +120,7 @@ class Profiler:
     def run(self) -> Measured:
         """All stages, or as many as there was time for before `cancel` was set. A stage that fails says so in the result."""
         stages: dict[str, Callable[[], None]] = {
+            "where the work runs": self._find_placement,
             "memory bandwidth": self._measure_bandwidth,
             "cost of rows": self._measure_rows,
             "smallest pass": self._measure_floor,
@@ -147,7 +151,7 @@ class Profiler:
 
     def result(self) -> Measured:
         """What is known so far."""
-        spec, capabilities = self._runtime.target.spec, self._runtime.target.capabilities
+        spec, label = self._runtime.target.spec, self._placement.label if self._placement else UNKNOWN
         known = {cell: samples for cell, samples in self._target.items() if samples.cool}
         energy = {mode: mj / tokens for mode, (mj, tokens, _) in self._energy.items() if tokens}
         busy_ms = sum(ms for _, _, ms in self._energy.values())
@@ -170,13 +174,14 @@ class Profiler:
             model=Model(
                 name=spec.name,
                 engine=self._runtime.engine_name,
-                unit=capabilities.unit,
+                unit=label,
                 weight_bytes=spec.weight_bytes,
                 kv_bytes_per_token=spec.kv_bytes_per_token,
+                placement=self._placement,
             ),
             draft=self._draft_cost(),
             policy=self._settings.policy,
-            units={capabilities.unit: unit},
+            units={label: unit},
             overlap_penalty=self._overlap,
             other_ms=_median(t.round_ms + t.text_ms - t.verify_ms - t.draft_ms for t in self._cool_rounds),
             energy_mj_per_token=energy,
@@ -188,6 +193,14 @@ class Profiler:
         return replace(measured, prediction_error=self._prediction_error(measured))
 
     # --- the stages
+
+    def _find_placement(self) -> None:
+        """Found out, not taken from what the engines were asked for."""
+        draft = self._runtime.draft_engine
+        self._placement = placement_of(self._runtime.target)
+        self._draft_placement = placement_of(draft) if draft else None
+        if self._placement is None or (draft and self._draft_placement is None):
+            raise _NotHere("an engine of these cannot tell")
 
     def _measure_bandwidth(self) -> None:
         self._gbs = self._bandwidth()
@@ -337,10 +350,11 @@ class Profiler:
         engine = self._runtime.draft_engine
         return DraftCost(
             name=self._draft_name,
-            unit=engine.capabilities.unit if engine else "",
+            unit=(self._draft_placement.label if self._draft_placement else UNKNOWN) if engine else "",
             ms_per_token=_median(t.draft_ms / t.drafted for t in rounds if t.drafted),
             miss_ms=_median(t.draft_ms for t in rounds if not t.drafted),
             forward_ms={context: median(samples.cool) for (_, context), samples in self._draft.items() if samples.cool},
+            placement=self._draft_placement,
         )
 
     def _kind(self, kind: str) -> Kind:

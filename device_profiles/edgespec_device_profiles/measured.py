@@ -16,6 +16,7 @@ from typing import Any, Union, cast, get_args, get_origin, get_type_hints
 from edgespec.analysis import measured_cost
 from edgespec.core.device import DeviceProfile, UnitProfile
 from edgespec.core.errors import ArtifactError
+from edgespec.core.placement import Placement
 
 SCHEMA = "edgespec.profile/1"
 
@@ -34,11 +35,14 @@ class Machine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
+    """`unit` does the largest share of the work, or is "unknown"; `placement` says how much and how that is known."""
+
     name: str
     engine: str
     unit: str
     weight_bytes: int
     kv_bytes_per_token: int
+    placement: Placement | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +57,7 @@ class DraftCost:
     ms_per_token: float | None = None
     miss_ms: float | None = None
     forward_ms: Mapping[int, float] = field(default_factory=dict[int, float])
+    placement: Placement | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,7 +258,11 @@ def _decode_dataclass(hint: type[Any], value: Any, where: str) -> Any:
     if missing or unknown:
         raise ArtifactError(f"{where}: unknown entries {unknown}, missing entries {missing}")
     hints = get_type_hints(hint)
-    return hint(**{name: _decode(hints[name], item, f"{where}: {name}") for name, item in table.items()})
+    values = {name: _decode(hints[name], item, f"{where}: {name}") for name, item in table.items()}
+    try:
+        return hint(**values)
+    except ValueError as error:
+        raise ArtifactError(f"{where}: {error}") from error
 
 
 def _decode_key(hint: Any, key: str, where: str) -> Any:

@@ -22,6 +22,7 @@ from edgespec.backends.mlx_decoder import Decoder, Positions
 from edgespec.core.cancel import CancelToken
 from edgespec.core.engine import Cache, Capabilities, ModelSpec, Scores, TokenBatch, check_batch, check_path
 from edgespec.core.errors import ContractError, DeviceError
+from edgespec.core.placement import Placement
 from edgespec.core.scores import Float32, HostLogits, Int32
 
 KV_STEP = 256  # rows a cache grows by, at least
@@ -171,6 +172,13 @@ class MlxEngine:
         for batch, cache in work:
             check_batch(batch, cache, self._spec, self._capabilities)
         return [self._score(batch, self._own(cache), features, cancel) for batch, cache in work]
+
+    def placement(self) -> Placement:
+        """Known without measuring: MLX runs what is put on a stream on that stream's device. There is no graph, so layers,
+        embedding and head are the nodes."""
+        unit = self._capabilities.unit
+        by = "MLX on Metal" if unit == "gpu" else "MLX on the CPU"
+        return Placement.whole(unit, self._spec.layers + 2, by=by, source="MLX keeps to the device of its stream")
 
     def close(self) -> None:
         """Give the weights back. Caches still alive keep their memory, but can no longer be scored."""

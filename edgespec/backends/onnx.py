@@ -47,23 +47,39 @@ class OnnxBackend:
         if reason := self.why_not():
             raise CapabilityError(reason)
         onnxruntime = import_quietly()
-        _check_files(package, manifest, artifact)
-        options: Any = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = threads or default_threads()
-        options.log_severity_level = _ERRORS_ONLY
-        # Idle workers spin for the next operator within a pass, which the small ones need; between passes they must not take the
-        # processor from a draft engine or from Python.
-        options.add_session_config_entry("session.force_spinning_stop", "1")
         path = package / artifact.folder / _GRAPH_FILE
-        try:
-            session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        except library_errors() as error:
-            raise ArtifactError(f"ONNX Runtime cannot load {path}: {error}; convert or pull {manifest.name} again") from error
-        _forget_pages(path.parent)
+
+        def open_session(profile: Path | None = None) -> Any:
+            """`profile`: how the name of the file begins into which the session writes what it did where."""
+            _check_files(package, manifest, artifact)
+            options: Any = onnxruntime.SessionOptions()
+            options.intra_op_num_threads = threads or default_threads()
+            options.log_severity_level = _ERRORS_ONLY
+            # Idle workers spin for the next operator within a pass, which the small ones need; between passes they must not take
+            # the processor from a draft engine or from Python.
+            options.add_session_config_entry("session.force_spinning_stop", "1")
+            if profile is not None:
+                options.enable_profiling, options.profile_file_prefix = True, str(profile)
+                options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+            try:
+                session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+            except library_errors() as error:
+                raise ArtifactError(f"ONNX Runtime cannot load {path}: {error}; convert or pull {manifest.name} again") from error
+            _forget_pages(path.parent)
+            return session
+
+        session = open_session()
         found = {value.name for value in session.get_inputs()}
         if found != input_names(manifest.decoder):
             raise ArtifactError(f"{path} was written by another version of edgespec; run: edgespec pull {manifest.name} --force")
-        return OnnxEngine(session, onnxruntime, manifest.spec(artifact), manifest.decoder, width_invariant=artifact.width_invariant)
+        return OnnxEngine(
+            session,
+            onnxruntime,
+            manifest.spec(artifact),
+            manifest.decoder,
+            width_invariant=artifact.width_invariant,
+            open_profiled=open_session,
+        )
 
 
 BACKEND = OnnxBackend()

@@ -9,24 +9,30 @@ from __future__ import annotations
 
 import importlib
 import threading
-from collections.abc import Generator, Sequence
+from collections import Counter
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.backends.placement_onnx import read_profile
 from edgespec.core.cancel import CancelToken
 from edgespec.core.decoder import DecoderConfig
 from edgespec.core.draft import ancestor_mask, depths, is_chain
 from edgespec.core.engine import Cache, Capabilities, ModelSpec, Scores, TokenBatch, check_batch, check_path
 from edgespec.core.errors import ContractError, DeviceError
+from edgespec.core.placement import Placement
 from edgespec.core.scores import Float32, HostLogits, Int32
 
 _MASKED = np.finfo(np.float32).min
 _MAX_BOUND_SHAPES = 64
 _PASS_ROWS = 128  # a prefill in wider passes is hardly faster and needs twice the memory each time the width doubles
+_PROFILED_PASSES = 4  # of one row, the first to warm up
 _FATAL_ONLY = 4  # log level: a cancelled run is no error of ours
 
 
@@ -162,10 +168,21 @@ class _Steps:
 class OnnxEngine:
     """One session, one thread pool, one pass at a time. Made by `BACKEND.load`."""
 
-    def __init__(self, session: Any, library: Any, spec: ModelSpec, config: DecoderConfig, *, width_invariant: bool) -> None:
+    def __init__(
+        self,
+        session: Any,
+        library: Any,
+        spec: ModelSpec,
+        config: DecoderConfig,
+        *,
+        width_invariant: bool,
+        open_profiled: Callable[[Path], Any],
+    ) -> None:
+        """`open_profiled` opens a second session like `session`, with its profile in a file whose name begins with the path."""
         self.kinds = _kinds(config)
         self._session: Any = session
         self._library, self._spec, self._config = library, spec, config
+        self._open_profiled = open_profiled
         self._capabilities = Capabilities(features=True, width_invariant=width_invariant)
         self._options = library.RunOptions()
         self._options.log_severity_level = _FATAL_ONLY
@@ -200,6 +217,26 @@ class OnnxEngine:
                 cache.pending = batch.parents
             return scores
 
+    def placement(self) -> Placement:
+        """From a few passes in a second session, which needs the model's memory once more until it is closed again.
+
+        The engine's own session is left alone: profiling can be switched on only when a session opens, and slows it for good.
+        """
+        self._open()
+        with TemporaryDirectory(prefix="edgespec-") as folder:
+            twin = OnnxEngine(
+                self._open_profiled(Path(folder) / "profile"),
+                self._library,
+                self._spec,
+                self._config,
+                width_invariant=self._capabilities.width_invariant,
+                open_profiled=self._open_profiled,
+            )
+            try:
+                return twin._profile()
+            finally:
+                twin.close()
+
     def close(self) -> None:
         with self._lock:
             self._session = None
@@ -219,6 +256,22 @@ class OnnxEngine:
 
     def new_binding(self) -> Any:
         return self._open().io_binding()
+
+    def _profile(self) -> Placement:
+        """Ends the profile that the session was opened with."""
+        cache = self.new_cache(1)
+        for _ in range(_PROFILED_PASSES):
+            self.forward([(TokenBatch.chain([0]), cache)])
+        session = self._open()
+        assigned: Counter[str] = Counter()
+        try:
+            for part in session.get_provider_graph_assignment_info():
+                assigned[part.ep_name] += len(part.get_nodes())
+            text = Path(session.end_profiling()).read_text(encoding="utf-8", errors="replace")
+        except (OSError, RuntimeError, *library_errors()) as error:
+            raise DeviceError(f"ONNX Runtime gave no profile of {self._spec.name}: {error}") from error
+        library = f"ONNX Runtime {self._library.__version__}"
+        return read_profile(text, assigned=assigned, options=session.get_provider_options(), library=library)
 
     def _own(self, cache: Cache) -> OnnxCache:
         if not isinstance(cache, OnnxCache) or cache.owner is not self:

@@ -22,6 +22,7 @@ from edgespec.core.draft import depths, path_to
 from edgespec.core.engine import Cache, Capabilities, ModelSpec, Scores, TokenBatch, check_batch, check_path
 from edgespec.core.errors import ArtifactError, CapabilityError, ContractError, DeviceError
 from edgespec.core.manifest import Artifact, Manifest
+from edgespec.core.placement import Placement
 from edgespec.core.scores import Float32, Float64, HostLogits, Int32
 
 Product = Callable[[Float32, Float32], Float32]  # weight [N, K], x [n, K] -> [n, N]
@@ -193,6 +194,10 @@ class ReferenceEngine:
             for cache, batch, _, keys, values in done:
                 _own(cache).hold(batch.parents, keys, values)
             return [Scores(self._logits(x[len(x) - batch.n_scored :]), x if features else None) for _, batch, x, _, _ in done]
+
+    def placement(self) -> Placement:
+        """NumPy knows no other unit. Layers, embedding and head are the nodes."""
+        return Placement.whole("cpu", self._spec.layers + 2, by="NumPy", source="NumPy runs on the CPU only")
 
     def close(self) -> None:
         with self._lock:

@@ -13,6 +13,7 @@ from edgespec.core.drafter import Drafter
 from edgespec.core.engine import Engine, ModelSpec, TokenBatch
 from edgespec.core.errors import ArtifactError, CapabilityError, DeviceError
 from edgespec.core.manifest import Manifest
+from edgespec.core.placement import check_placement, check_unit
 from edgespec.core.plan import Knobs
 from edgespec.core.trace import RoundTrace
 from edgespec.drafting.model import ModelDrafter
@@ -151,16 +152,22 @@ def load(
     draft_engine: str = "auto",
     threads: int | None = None,
     profile: DeviceProfile | None = None,
+    require_unit: str | None = None,
 ) -> Runtime:
     """Load a model package, by name (`NAME` or `NAME@RECIPE`) or folder, with its draft.
 
     `draft`: "none", "ngram", another package, "ngram" and a package with a comma between them (the policy chooses every round), or
     "auto": the draft that the package names, if it is installed, and n-grams.
+    `draft`: "none", "ngram", "auto" (the draft the package names if it is installed, else n-gram) or another package.
+    `require_unit` ("cpu", "gpu", "npu"): refuse unless it does the largest share of the target's or of the draft model's work, which
+    is found out by running them (see `edgespec.core.placement`).
     Raises ArtifactError for missing or damaged packages, CapabilityError for parts that do not fit or cannot run here, ValueError
-    for a `draft_engine` without a draft model and for fewer than one of `threads`.
+    for a `draft_engine` without a draft model, for fewer than one of `threads` and for a unit that is none.
     """
     if threads is not None and threads < 1:
         raise ValueError(f"threads must be >= 1, got {threads}; leave it out for one per physical core")
+    if require_unit is not None:
+        check_unit(require_unit)
     package, recipe = _resolve(model, recipe)
     chosen, draft_package, draft_recipe, notes = _choose_draft(draft, package)
     if draft_package is None and draft_engine != "auto":
@@ -176,6 +183,8 @@ def load(
                 loaded_draft.close()
                 notes = (*notes, f"the draft {draft_package.manifest.name} loads but does not run ({why}); drafting with n-grams")
                 loaded_draft, chosen = None, "ngram"
+        if require_unit is not None:
+            check_placement(require_unit, target, loaded_draft)
         tokenizer = Tokenizer.load(package.path, package.manifest.tokenizer, package.manifest.vocab_size)
         return Runtime(
             target,
@@ -205,13 +214,23 @@ def open_session(
     draft_engine: str = "auto",
     threads: int | None = None,
     profile: DeviceProfile | None = None,
+    require_unit: str | None = None,
     policy: str = DEFAULT_POLICY,
     verify: str = "auto",
     max_context: int | None = None,
     knobs: Knobs | None = None,
 ) -> Session:
     """A session that owns its model: `load` and `Runtime.session` in one. Close it, or use it in a `with` block."""
-    runtime = load(model, engine=engine, recipe=recipe, draft=draft, draft_engine=draft_engine, threads=threads, profile=profile)
+    runtime = load(
+        model,
+        engine=engine,
+        recipe=recipe,
+        draft=draft,
+        draft_engine=draft_engine,
+        threads=threads,
+        profile=profile,
+        require_unit=require_unit,
+    )
     try:
         return Session(runtime, policy=policy, verify=verify, max_context=max_context, knobs=knobs, owns_runtime=True)
     except BaseException:

@@ -68,14 +68,14 @@ def test_a_model_that_is_not_there(command, backends):
 
 
 def test_what_would_run_a_model(backends):
-    from edgespec_apps.doctor import placement
+    from edgespec_apps.doctor import choices
 
     artifact = SimpleNamespace(engine="onnx", recipe="int8", weight_bytes=3_000_000)
     decoder = SimpleNamespace(kv_bytes_per_token=lambda: 100, max_context=50)
     manifest = SimpleNamespace(
         name="m", draft=None, decoder=decoder, source={}, artifacts=(artifact,), find=lambda engine, recipe: artifact
     )
-    found = placement(SimpleNamespace(manifest=manifest))  # type: ignore[arg-type]
+    found = choices(SimpleNamespace(manifest=manifest))  # type: ignore[arg-type]
     assert found["backends"]["onnx"] == "onnx int8, 3 MB of weights, Library 1.2, cpu"
     assert "mlx is not installed" in found["backends"]["mlx"]
     assert found["auto"] == "onnx"

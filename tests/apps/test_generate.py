@@ -60,7 +60,16 @@ def test_stop_raw_system_and_logprobs_reach_the_session(command):
 def test_load_gets_the_options(command):
     command("generate", "-m", "big", "--draft", "none", "--engine", "reference", "--recipe", "int4", "--threads", "2", "x")
     assert fake_runtime.loads == [
-        {"model": "big", "engine": "reference", "recipe": "int4", "draft": "none", "draft_engine": "auto", "threads": 2, "profile": None}
+        {
+            "model": "big",
+            "engine": "reference",
+            "recipe": "int4",
+            "draft": "none",
+            "draft_engine": "auto",
+            "threads": 2,
+            "profile": None,
+            "require_unit": None,
+        }
     ]
 
 

@@ -74,6 +74,7 @@ SHARED = {
     "verify": ["--verify", "match"],
     "engine": ["--engine", "reference"],
     "draft_engine": ["--draft-engine", "onnx"],
+    "require_unit": ["--require-unit", "cpu"],
     "recipe": ["--recipe", "int4"],
     "max_context": ["--max-context", "500"],
     "threads": ["--threads", "1"],

@@ -18,7 +18,7 @@ from edgespec_device_profiles.measured import Measured, parse, to_toml
 from tests.helpers.timed import MACHINE, Clock, TimedEngine, prompt, timed_runtime
 
 PROMPTS = {"code": [prompt("abc abc abc")], "chat": [prompt("xyz"), prompt("uvw")]}
-STAGES = ["memory bandwidth", "cost of rows", "smallest pass", "acceptance", "two units at once", "speed over time"]
+STAGES = ["where the work runs", "memory bandwidth", "cost of rows", "smallest pass", "acceptance", "two units at once", "speed over time"]
 
 
 def profiler(clock: Clock, runtime: Runtime, *, rows: Sequence[int] = (1, 2, 4), seconds: float = 2.0, **options: Any) -> Profiler:

@@ -10,6 +10,7 @@ from edgespec.core.cancel import CancelToken
 from edgespec.core.draft import Draft, path_to
 from edgespec.core.drafter import Offer
 from edgespec.core.engine import Capabilities, ModelSpec, Scores, TokenBatch, check_batch, check_path
+from edgespec.core.placement import Placement
 from edgespec.core.sampling import Sampling
 from edgespec.core.scores import Float32, HostLogits
 from edgespec.core.verdict import Outcome
@@ -70,6 +71,9 @@ class ToyEngine:
         self.rows = 0
         self.deepest = 0  # most tokens any row has ever seen, itself included
         self.closed = False
+
+    def placement(self) -> Placement:
+        return Placement.whole("cpu", 1, by="Python", source="toys run nowhere else")
 
     def new_cache(self, capacity: int) -> ToyCache:
         if capacity > self.spec.max_context:
