@@ -22,7 +22,7 @@ def test_text_goes_to_stdout_and_nothing_else(command):
 
 
 def test_json_has_the_promised_keys(command):
-    answer = the_line(command("generate", "--model", "m", "--draft", "ngram", "--json", "hello hello"))
+    answer = the_line(command("generate", "--model", "m", "--draft", "ngram", "--policy", "fixed:4", "--json", "hello hello"))
     assert answer["schema"] == "edgespec.generate/1"
     assert (answer["model"], answer["draft"], answer["engine"]) == ("m", "ngram", "toy")
     assert answer["text"] == "You said: hello hello. You said: hello hello."
