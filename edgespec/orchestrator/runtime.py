@@ -21,10 +21,11 @@ from edgespec.drafting.ngram import NgramDrafter
 from edgespec.drafting.none import NoDrafter
 from edgespec.drafting.pool import Pool
 from edgespec.orchestrator import engines
-from edgespec.orchestrator.session import Session
+from edgespec.orchestrator.session import Learnt, Session
 from edgespec.orchestrator.store import Package, find_package
 from edgespec.orchestrator.text import Tokenizer
 from edgespec.scheduling.parse import DEFAULT as DEFAULT_POLICY
+from edgespec.scheduling.parse import governed, parse_policy
 from edgespec.scheduling.sensors import Sensors, default_meter, default_sources
 
 _REMEMBERED_ROUNDS = 256
@@ -66,6 +67,7 @@ class Runtime:
         if sensors is not None:
             self._open.enter_context(sensors)
         self._recent: dict[str, list[RoundTrace]] = {}
+        self._left: dict[str, Learnt] = {}
         self.notes = notes  # what the user should know about how this was put together, a line each
 
     @property
@@ -89,12 +91,23 @@ class Runtime:
         """Battery and heat as last read; None without sensors. Never blocks."""
         return self._sensors.state() if self._sensors is not None else None
 
-    def recall(self, policy: str) -> list[RoundTrace]:
-        """The last rounds that sessions with this policy ran here, so that a new session need not learn the machine's costs again."""
-        return list(self._recent.get(policy, ()))
+    def recall(self, policy: str) -> Learnt:
+        """What sessions with this policy learnt here, so that a new one need not learn the machine's costs again.
+
+        A policy that a closed session left behind goes to one session only; the others get the last rounds, to be read anew.
+        """
+        rounds = self._recent.get(policy, [])
+        left = self._left.pop(policy, None)
+        if left is not None and rounds and left.history and left.history[-1] is rounds[-1]:
+            return left
+        return Learnt(governed(parse_policy(policy)), list(rounds))
 
     def remember(self, policy: str, history: Sequence[RoundTrace]) -> None:
         self._recent[policy] = list(history[-_REMEMBERED_ROUNDS:])
+
+    def leave(self, policy: str, learnt: Learnt) -> None:
+        """A closing session's policy with all that it has folded."""
+        self._left[policy] = learnt
 
     def session(
         self,

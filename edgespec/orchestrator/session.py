@@ -10,7 +10,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from time import perf_counter, sleep
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypedDict
+from typing import TYPE_CHECKING, NamedTuple, Self, TypedDict
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from edgespec.core.draft import common_prefix
 from edgespec.core.engine import Cache
 from edgespec.core.errors import Cancelled, CapabilityError, ContextLengthError
 from edgespec.core.plan import Knobs
+from edgespec.core.policy import Policy
 from edgespec.core.sampling import Sampling, SamplingState
 from edgespec.core.trace import RoundTrace
 from edgespec.core.verifier import Verifier
@@ -55,6 +56,13 @@ class _Turn:
     chunks: weakref.ref[Generator[Chunk]] | None = None
 
 
+class Learnt(NamedTuple):
+    """A policy and the rounds it has seen."""
+
+    policy: Policy
+    history: list[RoundTrace]
+
+
 class _Settings(TypedDict):
     policy: str
     verify: str
@@ -84,11 +92,11 @@ class Session:
         limit = runtime.spec.max_context
         if max_context is not None and not 1 < max_context <= limit:
             raise ValueError(f"max_context must lie in 2..{limit} for {runtime.spec.name}, got {max_context}")
+        parse_policy(policy)  # a bad name is an error before anything is made
         if verify not in ("auto", *_VERIFIERS):
             raise ValueError(f"verify must be auto, {', '.join(_VERIFIERS)}; got {verify!r}")
         self._runtime, self._owns_runtime = runtime, owns_runtime
         self._settings = _Settings(policy=policy, verify=verify, max_context=max_context, knobs=knobs, draft=draft)
-        self._policy = governed(parse_policy(policy))
         self._verify = verify
         self._max_context = max_context or limit
         self._knobs = knobs or Knobs()
@@ -96,7 +104,7 @@ class Session:
         self._drafters = runtime.new_drafters(self._max_context, draft)
         self._cache: Cache | None = None
         self._known: list[int] = []  # the last prompt and its answer; the cache holds the first of them
-        self._history = runtime.recall(policy)  # what the policy has seen of this model
+        self._policy, self._history = runtime.recall(policy)  # with what was seen of this model before
         self._turn: _Turn | None = None  # who may use the cache and the drafter
         self._turns = threading.Lock()  # guards `_turn`
         self._cancel = CancelToken()
@@ -193,6 +201,10 @@ class Session:
                 sleep(_CLOSE_POLL_S)
             self._drafters.close()
             self._cache, self._known = None, []
+            if self._history:
+                name = self._settings["policy"]
+                self._runtime.leave(name, Learnt(self._policy, self._history))
+                self._policy, self._history = governed(parse_policy(name)), []
             if self._owns_runtime:
                 self._runtime.close()
         finally:

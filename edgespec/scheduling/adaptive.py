@@ -95,7 +95,7 @@ class AdaptivePolicy:
         book = memory.book(hot)
         if self._rated is None or self._rated.profile is not profile:
             self._rated = _Rated(profile)
-        costs = book.curve(self._rated.shape(state.context_len, limit + 1))
+        costs = book.curve(self._rated.shape(state.context_len, knobs.max_draft_tokens + 1), limit + 1)
         chooser = _Chooser(memory, book, hot, costs, knobs, limit, self._rated.rows, offers)
         name, gamma, reason = chooser.choose()
         return Plan(gamma, reason=reason, drafter=name if gamma and name != state.drafter else "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
@@ -37,6 +38,7 @@ class RowCosts:
 
     def __init__(self) -> None:
         self._widths: dict[int, _Width] = {}
+        self._known: list[int] = []  # rows of the widths, in order
         self._seen = 0
         self._pace = 0.0  # logarithm of how much slower everything has become
         self._moved = 0  # the sample count at the last jump of a width in use
@@ -45,7 +47,7 @@ class RowCosts:
         """A separate book that starts from these figures."""
         twin = RowCosts()
         twin._widths = {rows: replace(width, recent=list(width.recent)) for rows, width in self._widths.items()}
-        twin._seen, twin._pace, twin._moved = self._seen, self._pace, self._moved
+        twin._known, twin._seen, twin._pace, twin._moved = list(self._known), self._seen, self._pace, self._moved
         return twin
 
     @property
@@ -84,6 +86,7 @@ class RowCosts:
         width = self._widths.get(rows)
         if width is None:
             width = self._widths[rows] = _Width(ms, self._seen, self._pace)
+            insort(self._known, rows)
         before = self._present(width)
         if self._seen - width.seen > STALE:
             width.recent = []
@@ -93,14 +96,13 @@ class RowCosts:
         width.ms = _updated(before, width.recent, width.samples)
         width.seen = self._seen
         width.samples += 1
+        in_use = [other for other in self._widths.values() if self._seen - other.seen <= STALE]
         if len(width.recent) == BELIEVED:
-            in_use = sum(self._seen - other.seen <= STALE for other in self._widths.values())
-            self._pace += math.log(width.ms / before) / in_use
+            self._pace += math.log(width.ms / before) / len(in_use)
             if not 1.0 / SPIKE < width.ms / before < SPIKE:
                 self._move()
-        for other in self._widths.values():
-            if self._seen - other.seen <= STALE:
-                other.pace = self._pace
+        for other in in_use:
+            other.pace = self._pace
 
     def _move(self) -> None:
         self._moved = self._seen
@@ -110,25 +112,30 @@ class RowCosts:
     def _present(self, width: _Width) -> float:
         return width.ms * math.exp(self._pace - width.pace)
 
-    def curve(self, shape: Sequence[float]) -> list[float]:
-        """ms for 1..len(shape) rows; `shape[m-1]` is the assumed v(m), corrected where widths were measured."""
-        known = sorted(self._widths)
-        if not known:
-            return list(shape)
-        # A width beyond the shape is compared with the shape's last value.
-        factors = [self._present(self._widths[m]) / shape[min(m, len(shape)) - 1] for m in known]
+    def curve(self, shape: Sequence[float], rows: int | None = None) -> list[float]:
+        """ms for 1..rows rows (default: as many as the shape has); `shape[m-1]` is the assumed v(m), corrected where widths were measured.
+
+        The correction is linear between measured widths. A width beyond the shape is compared with the shape's last value.
+        """
+        rows = len(shape) if rows is None else rows
+        if not self._known:
+            return list(shape[:rows])
         out: list[float] = []
-        right = 0
-        for m in range(1, len(shape) + 1):
-            while right < len(known) and known[right] < m:
-                right += 1
-            if right == 0 or right == len(known):
-                factor = factors[min(right, len(known) - 1)]
+        at, left = 0, self._known[0]
+        right, left_factor, right_factor = left, 0.0, self._factor(left, shape)
+        for m in range(1, rows + 1):
+            while right < m and at + 1 < len(self._known):
+                at, left, left_factor = at + 1, right, right_factor
+                right = self._known[at]
+                right_factor = self._factor(right, shape)
+            if left < m < right:
+                out.append(shape[m - 1] * (left_factor + (m - left) / (right - left) * (right_factor - left_factor)))
             else:
-                share = (m - known[right - 1]) / (known[right] - known[right - 1])
-                factor = factors[right - 1] + share * (factors[right] - factors[right - 1])
-            out.append(factor * shape[m - 1])
+                out.append(shape[m - 1] * right_factor)
         return out
+
+    def _factor(self, rows: int, shape: Sequence[float]) -> float:
+        return self._present(self._widths[rows]) / shape[min(rows, len(shape)) - 1]
 
 
 def _updated(before: float, recent: Sequence[float], known: int) -> float:

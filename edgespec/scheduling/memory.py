@@ -218,7 +218,7 @@ def _keep_pace(memory: Memory, path: Path, trace: RoundTrace, asked: Arm | None,
 def _keep_to(memory: Memory, path: Path, trace: RoundTrace, offers: tuple[Offer, ...], round_ms: float) -> None:
     choice = (trace.drafter if trace.planned else "", trace.planned)
     if choice == path.last or DETOUR not in trace.reason:
-        path.incumbent = choice
-        path.whole = any(offer.drafter == choice[0] and offer.tokens is not None and offer.tokens <= choice[1] for offer in offers)
+        whole = any(offer.drafter == choice[0] and offer.tokens is not None and offer.tokens <= choice[1] for offer in offers)
+        path.incumbent, path.whole = choice, whole
     memory.ms_since_detour = memory.ms_since_detour + round_ms if choice == path.incumbent else 0.0
     path.last = choice

@@ -12,9 +12,12 @@ from edgespec.core.cancel import CancelToken
 from edgespec.core.errors import CapabilityError, ContextLengthError
 from edgespec.core.plan import Knobs
 from edgespec.core.sampling import Sampling
+from edgespec.core.trace import RoundTrace
 from edgespec.orchestrator import session as session_module
 from edgespec.orchestrator.runtime import Runtime
 from edgespec.orchestrator.session import Session
+from edgespec.scheduling import adaptive
+from edgespec.scheduling.memory import Memory
 from edgespec.scheduling.sensors import Reading, Sensors
 from tests.helpers.toys import ToyEngine, toy_draft, toy_lm
 from tests.helpers.toytext import LETTERS, letter_tokenizer, toy_runtime
@@ -279,12 +282,32 @@ def test_a_session_closes_the_model_it_owns_and_only_that() -> None:
 def test_a_new_session_starts_from_what_the_machine_showed_under_the_same_policy() -> None:
     runtime = with_self_draft(lambda: toy_lm(2))
     first = runtime.session(policy="fixed:2").generate("abc", max_tokens=30)
-    assert runtime.recall("window") == []
-    assert [t.kept for t in runtime.recall("fixed:2")] == [t.kept for t in first.traces]
+    assert runtime.recall("window").history == []
+    assert [t.kept for t in runtime.recall("fixed:2").history] == [t.kept for t in first.traces]
     second = runtime.session(policy="fixed:2")
     assert second.generate("abc", max_tokens=30).token_ids == first.token_ids
-    assert len(runtime.recall("fixed:2")) == 2 * len(first.traces)
+    assert len(runtime.recall("fixed:2").history) == 2 * len(first.traces)
     assert [t.round for t in second.generate("abc", max_tokens=9).traces] == [0, 1, 2]
+
+
+def test_what_a_closed_session_learnt_goes_on_in_the_next_without_being_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    folded = 0
+    learn = adaptive.learn
+
+    def counting(memory: Memory, trace: RoundTrace) -> Memory:
+        nonlocal folded
+        folded += 1
+        return learn(memory, trace)
+
+    monkeypatch.setattr(adaptive, "learn", counting)
+    runtime, rounds = with_self_draft(lambda: toy_lm(2)), 0
+    for _ in range(4):
+        with runtime.session() as session:
+            rounds += len(session.generate("abc", max_tokens=30).traces)
+    assert rounds - 4 <= folded <= rounds, "each round once, but for the last of an answer, after which nothing is planned"
+    one, two = runtime.session(), runtime.session()
+    assert one.generate("abc", max_tokens=30).token_ids == two.generate("abc", max_tokens=30).token_ids
+    assert folded > 2 * rounds, "of two sessions at once the second reads for itself"
 
 
 class Hot:
