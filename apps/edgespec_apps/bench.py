@@ -58,6 +58,12 @@ def bench(
         str | None,
         typer.Option("--peer-python", metavar="PATH", help="Python that has the peer's binding.", show_default="this one"),
     ] = None,
+    record: Annotated[
+        Path | None,
+        typer.Option(
+            "--record", metavar="FILE", help="Write what each drafter would have guessed along the plain answers, for `edgespec simulate`."
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure plain and speculative decoding in turns on the same prompts, greedily.
@@ -70,6 +76,8 @@ def bench(
         raise ValueError(f"--peer knows llama.cpp only, got {peer!r}")
     if peer is None and (peer_gguf or peer_python):
         raise ValueError("--peer-gguf and --peer-python belong to --peer llama.cpp; add it, or leave them out")
+    if record is not None and not record.absolute().parent.is_dir():
+        raise ValueError(f"--record: there is no folder {record.absolute().parent}; make it first")
     threads = model.threads or machine.cores()
     before = machine.load_average()
     if before[0] > _QUIET_LOAD * machine.cores():
@@ -87,6 +95,8 @@ def bench(
         if rival:
             runners |= {"peer_plain": rival.runner(lookup=False), "peer_lookup": rival.runner(lookup=True)}
         samples = _run(encoded, runners, repeats=repeats, max_tokens=max_tokens)
+        if record is not None:
+            _record(runtime, model, encoded, samples, room=room, max_tokens=max_tokens, kinds=kinds, file=record)
         spec = runtime.spec
         result: dict[str, Any] = {
             "schema": SCHEMA,
@@ -182,6 +192,53 @@ def _run(prompts: Sequence[tuple[Prompt, Sequence[int]]], runners: Mapping[str, 
             )
 
     return in_background(work)
+
+
+def _record(
+    runtime: Runtime,
+    model: ModelOptions,
+    prompts: Sequence[tuple[Prompt, Sequence[int]]],
+    samples: Sequence[Sample],
+    *,
+    room: int,
+    max_tokens: int,
+    kinds: str,
+    file: Path,
+) -> None:
+    """The plain answers of the first round of repeats, with every drafter along them."""
+    import datetime
+
+    import edgespec
+    from edgespec_apps import recorder, recording
+
+    answers = [sample.runs["plain"].token_ids for sample in samples if sample.repeat == 0]
+
+    def work() -> list[recording.RecordedAnswer]:
+        pairs = zip(prompts, answers, strict=True)
+        return [recorder.record(runtime, prompt.kind, ids, answer, max_context=room) for (prompt, ids), answer in pairs]
+
+    recipe = _recipe(runtime, model)
+    command = f"edgespec bench --model {runtime.spec.name} --draft {runtime.draft_name} --kinds {kinds} --max-tokens {max_tokens}"
+    recording.save(
+        recording.Recording(
+            model=runtime.spec.name,
+            recipe=recipe,
+            drafts=recorder.drafts(runtime),
+            max_tokens=max_tokens,
+            date=datetime.datetime.now(datetime.UTC).date().isoformat(),
+            version=edgespec.__version__,
+            command=f"{command}{f' --recipe {recipe}' if recipe else ''} --repeats 1 --record FILE",
+            answers=in_background(work),
+        ),
+        file,
+    )
+    say(f"recorded {len(answers)} answers in {file}")
+
+
+def _recipe(runtime: Runtime, model: ModelOptions) -> str:
+    """The conversion that answered: the one asked for, else the package's first."""
+    asked = model.recipe or (model.model.rpartition("@")[2] if "@" in model.model else "")
+    return asked or (runtime.manifest.artifacts[0].recipe if runtime.manifest else "")
 
 
 def report(samples: Sequence[Sample], *, weight_bytes: int, kv_bytes_per_token: int, bandwidth_gbs: float) -> dict[str, Any]:
