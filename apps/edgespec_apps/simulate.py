@@ -13,6 +13,7 @@ from edgespec_apps.options import AsJson
 
 if TYPE_CHECKING:
     from edgespec_apps.simulation import Scene
+    from edgespec_apps.texts import Text
 
 SCHEMA = "edgespec.simulate/1"
 
@@ -23,7 +24,8 @@ def simulate(
         str, typer.Option("--model", "-m", help="Installed package, or a name that states its size, such as 7b.", metavar="NAME")
     ],
     draft: Annotated[
-        str, typer.Option("--draft", "-d", help="The same for the draft; ngram guesses for nothing.", metavar="NAME")
+        str,
+        typer.Option("--draft", "-d", help="The same for the draft, beside which n-grams guess too; ngram: only they do.", metavar="NAME"),
     ] = "ngram",
     minutes: Annotated[float, typer.Option("--minutes", min=0.1, help="Virtual time.")] = 10.0,
     policy: Annotated[
@@ -31,13 +33,22 @@ def simulate(
         typer.Option("--policy", help="Repeatable; add +governor to put the governor around it. Default: fixed:0 to 8 and adaptive."),
     ] = None,
     case: Annotated[str | None, typer.Option("--case", help="phone, fanless, fan or desktop (default: as the chip is sold).")] = None,
-    acceptance: Annotated[float, typer.Option("--acceptance", min=0.0, max=1.0, help="Assumed per drafted token.")] = 0.75,
+    recording: Annotated[
+        Path | None,
+        typer.Option("--recording", metavar="FILE", help="Text to play, by `edgespec bench --record` (default: one that comes with this)."),
+    ] = None,
+    acceptance: Annotated[
+        float | None,
+        typer.Option("--acceptance", min=0.0, max=1.0, help="Instead of a recorded text: this chance for every drafted token."),
+    ] = None,
     warm: Annotated[float, typer.Option("--warm", min=0.0, help="Virtual minutes of full work before, not counted.")] = 0.0,
     seed: Annotated[int, typer.Option("--seed")] = 0,
     out: Annotated[Path | None, typer.Option("--out", help="Folder for a report in HTML.", file_okay=False)] = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare policies on a chip that is not here: tokens, heat and energy over time. All figures are estimates."""
+    if acceptance is not None and recording is not None:
+        raise ValueError("--acceptance and --recording are two texts; give one of them")
     from edgespec_apps import simulation, simulation_report
     from edgespec_apps.sizes import size_of
     from edgespec_device_profiles import cooling, history, registry
@@ -49,10 +60,9 @@ def simulate(
         case=cooling.case(where),
         target=size_of(model),
         draft=None if draft == "ngram" else size_of(draft),
-        alpha=acceptance,
+        text=_text(recording, acceptance, draft, seed),
         minutes=minutes,
         warm_minutes=warm,
-        seed=seed,
     )
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
@@ -61,6 +71,7 @@ def simulate(
         "schema": SCHEMA,
         "profile": chip.name,
         "minutes": minutes,
+        "text": scene.text.title,
         "policies": {text: simulation.summary(*run) for text, run in found.items()},
         "fit_error": cooling.phone_fit_error(),
     }
@@ -76,12 +87,25 @@ def simulate(
         print("\n".join(gains))
 
 
+def _text(file: Path | None, acceptance: float | None, draft: str, seed: int) -> Text:
+    from edgespec.drafting.model import ModelDrafter
+    from edgespec.drafting.ngram import NgramDrafter
+    from edgespec_apps import recording, texts
+
+    if acceptance is not None:
+        return texts.Constant(acceptance, seed)
+    drafters = (NgramDrafter.name,) if draft == "ngram" else (ModelDrafter.name, NgramDrafter.name)
+    return texts.Recorded(recording.bundled() if file is None else recording.load(file), drafters, seed)
+
+
 def _print(result: dict[str, Any], scene: Scene) -> None:
     from edgespec_device_profiles import cooling
 
     minutes = "1 virtual minute" if result["minutes"] == 1 else f"{result['minutes']:g} virtual minutes"
     print(f"{scene.chip.chip}, {minutes}. Estimates; case: {scene.case.source}.")
-    print("Tokens/s over the first and the last minute (short runs: half); changes of the draft length; guesses not kept.")
+    print(f"{scene.text.note} Every policy reads the same text.")
+    print("Tokens/s over the first and the last minute (short runs: half); guesses not kept. Changes: another draft length or drafter than")
+    print("when the same was last on offer, one-round looks aside and drafts that an offer or the answer's end cuts short left out.")
     print(f"{'policy':<20}{'tokens':>9}{'first min':>11}{'last min':>10}{'peak °C':>9}{'J/token':>9}{'changes':>9}{'not kept':>10}")
     for name, row in result["policies"].items():
         print(

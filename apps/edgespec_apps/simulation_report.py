@@ -84,7 +84,7 @@ def _gain(name: str, run: Run, best: str, base: Run) -> str:
 def page(scene: Scene, found: Mapping[str, Run], fit_error: float) -> str:
     """The report as one HTML page that needs nothing else."""
     shown = _shown(found)
-    models = f"{scene.target.name}, draft {scene.draft.name if scene.draft else 'that costs nothing'}, acceptance {scene.alpha:g}"
+    models = f"{scene.target.name}, draft {scene.draft.name if scene.draft else 'that costs nothing'}, {scene.text.title}"
     sections = [
         section("What came of it", " ".join(explain(found)) or "No fixed length to compare with."),
         section("Totals", "All figures are estimates: no device was measured.", _totals(found)),
@@ -95,8 +95,7 @@ def page(scene: Scene, found: Mapping[str, Run], fit_error: float) -> str:
         section(
             "What this rests on",
             f"Case: {scene.case.source}. Throughput after ten minutes in the published phone runs is met within {fit_error:.1%}."
-            " Cost of rows: a roofline from published bandwidth and compute. Acceptance is the same at every position, the hardest"
-            " text for a policy that adapts. Every policy reads the same text.",
+            f" Cost of rows: a roofline from published bandwidth and compute. {scene.text.note} Every policy reads the same text.",
         ),
     ]
     start = f" after {scene.warm_minutes:g} minutes of full work" if scene.warm_minutes else ""

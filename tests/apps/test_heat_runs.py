@@ -11,6 +11,7 @@ import pytest
 
 from edgespec_apps.simulation import Run, Scene, runs, summary
 from edgespec_apps.simulation_report import Factors, explain
+from edgespec_apps.texts import Constant
 from edgespec_device_profiles import cooling, registry
 from edgespec_device_profiles.estimates import size_from_name
 
@@ -31,7 +32,7 @@ class Heat:
         draft = size_from_name(self.draft) if self.draft else None
         chip, case = registry.load(self.chip), cooling.case(self.case)
         target = size_from_name(self.target)
-        return Scene(chip=chip, case=case, target=target, draft=draft, alpha=0.75, minutes=10.0, warm_minutes=self.warm)
+        return Scene(chip=chip, case=case, target=target, draft=draft, text=Constant(0.75), minutes=10.0, warm_minutes=self.warm)
 
 
 PHONE = Heat("apple-a19-pro", "phone", "2b", "300m", 0.2)

@@ -11,6 +11,7 @@ import pytest
 from edgespec.core.errors import ArtifactError
 from edgespec_apps import cli
 from edgespec_apps.simulation import DEFAULT_POLICIES, Scene, compare, summary
+from edgespec_apps.texts import Constant
 from edgespec_device_profiles import cooling, registry
 from edgespec_device_profiles.estimates import bandwidth_gbs, pass_ms, size_from_name
 
@@ -23,7 +24,7 @@ def scene(chip: str, case: str, target: str, draft: str | None, minutes: float =
         case=cooling.case(case),
         target=size_from_name(target),
         draft=size_from_name(draft) if draft else None,
-        alpha=alpha,
+        text=Constant(alpha),
         minutes=minutes,
     )
 
