@@ -13,15 +13,12 @@ from collections.abc import Sequence
 from statistics import median
 from time import perf_counter
 
-import numpy as np
-
 import edgespec
-from edgespec.core.draft import Draft
 from edgespec.core.engine import Engine, TokenBatch
-from edgespec.core.sampling import Sampling
-from edgespec.core.verdict import Outcome, Verdict
 from edgespec.drafting import ngram
 from edgespec_apps.measure import KINDS, load_prompts
+from edgespec_apps.recorder import ngram_track
+from edgespec_apps.recording import RecordedAnswer
 
 TRUSTS = (1.0, 1.5, 2.0, 3.0, 1e9)
 LIMITS = (4, 8, 12, 16)
@@ -42,19 +39,13 @@ def row_costs(engine: Engine, prompt: Sequence[int], *, rows: int = 17, repeats:
     return [median(seconds[m]) / median(seconds[1]) for m in seconds]
 
 
-def replay(prompt: Sequence[int], answer: Sequence[int], limit: int, costs: Sequence[float]) -> float:
-    """Speed over plain decoding if this drafter had guessed along this answer."""
-    drafter, rng = ngram.NgramDrafter(), np.random.default_rng(0)
-    drafter.start(prompt, sampling=Sampling())
-    done, cost = 0, 0.0
-    while done < len(answer):
-        room = min(limit, len(answer) - done - 1)
-        draft = drafter.propose(room, rng) if room else Draft.empty(context_len=len(prompt) + done)
-        kept = next((i for i, t in enumerate(draft.token_ids) if t != answer[done + i]), len(draft))
-        cost += costs[len(draft)]
-        drafter.observe(Outcome(draft=draft, verdict=Verdict(tuple(range(kept)), answer[done + kept], "bonus")))
-        done += kept + 1
-    return len(answer) / cost
+def replay(answer: RecordedAnswer, limit: int, costs: Sequence[float]) -> float:
+    """Speed over plain decoding if at most `limit` tokens had been guessed a round."""
+    position, cost = 0, 0.0
+    while position < answer.tokens:
+        drafted, _, position = answer.step("ngram", position, min(limit, answer.tokens - position - 1))
+        cost += costs[drafted]
+    return answer.tokens / cost
 
 
 def main() -> None:
@@ -73,7 +64,8 @@ def main() -> None:
     for kind, pairs in answers.items():
         for trust in TRUSTS:
             ngram.TRUST = min(trust, 1e6)  # the module's own setting, for this replay only
-            figures = (f"{limit}: {median(replay(p, a, limit, costs) for p, a in pairs):.2f}" for limit in LIMITS)
+            recorded = [RecordedAnswer(kind, len(prompt), len(answer), {"ngram": ngram_track(prompt, answer)}) for prompt, answer in pairs]
+            figures = (f"{limit}: {median(replay(answer, limit, costs) for answer in recorded):.2f}" for limit in LIMITS)
             print(f"{kind:10} trust {trust:<6g} limit {'  '.join(figures)}")
 
 

@@ -1,10 +1,6 @@
 from __future__ import annotations
 
-import os
 import re
-import shutil
-import subprocess
-import tempfile
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
@@ -16,6 +12,7 @@ from edgespec_device_profiles import report
 from edgespec_device_profiles.measured import Machine, Measured
 from edgespec_device_profiles.svg import Axis, Line, chart, ticks
 from edgespec_device_profiles.verdict import one_for_all, verdicts
+from tests.helpers.browser import browser, opened
 from tests.helpers.timed import example
 
 HOSTILE = '<script>alert("x")</script>&'
@@ -143,10 +140,6 @@ def test_ticks_are_round_numbers(low: float, high: float, log: bool, expected: l
     assert ticks(low, high, log=log) == pytest.approx(expected)
 
 
-def browser() -> str | None:
-    return next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None)
-
-
 @pytest.mark.skipif(browser() is None, reason="no Chromium on this machine: the report was not opened in a browser")
 @pytest.mark.parametrize("name", variants())
 def test_a_browser_opens_it_without_a_word_on_its_console(name: str, tmp_path: Path) -> None:
@@ -163,17 +156,3 @@ def test_the_browser_check_hears_complaints(tmp_path: Path) -> None:
     page = tmp_path / "bad.html"
     page.write_text("<script>console.error('heard')</script>", encoding="utf-8")
     assert any("heard" in line for line in opened(page)[1])
-
-
-def opened(page: Path) -> tuple[str, list[str]]:
-    """The page's DOM after loading, and what it wrote to the console."""
-    program = browser()
-    assert program
-    flags = ["--no-sandbox"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
-    flags += ["--headless", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
-    flags += ["--disable-component-update", "--disable-sync", "--enable-logging=stderr", "--v=0", "--dump-dom"]
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
-        done = subprocess.run(
-            [program, *flags, f"--user-data-dir={profile}", page.as_uri()], capture_output=True, text=True, timeout=120, check=True
-        )
-    return done.stdout, [line for line in done.stderr.splitlines() if ":CONSOLE" in line]
