@@ -120,7 +120,7 @@ def to_lines(recording: Recording) -> str:
             for name, track in answer.tracks.items()
         }
         rows.append({"kind": answer.kind, "prompt_tokens": answer.prompt_tokens, "tokens": answer.tokens, "tracks": tracks})
-    return "".join(json.dumps(row, ensure_ascii=False, separators=(",", ":")) + "\n" for row in rows)
+    return "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows)
 
 
 def parse(text: str, *, origin: str) -> Recording:
@@ -145,14 +145,14 @@ def parse(text: str, *, origin: str) -> Recording:
         date=head.get("date", str),
         version=head.get("version", str),
         command=head.get("command", str),
-        answers=[_answer(row, frozenset(drafts), max_tokens) for row in rows[1:]],
+        answers=[_answer(row, list(drafts), max_tokens) for row in rows[1:]],
     )
 
 
-def _answer(row: _Row, drafters: frozenset[str], max_tokens: int) -> RecordedAnswer:
+def _answer(row: _Row, drafters: Sequence[str], max_tokens: int) -> RecordedAnswer:
     tokens = row.count("tokens", 1, max_tokens)
     tracks = row.get("tracks", dict)
-    if set(tracks) != drafters:
+    if sorted(tracks) != sorted(drafters):
         row.refuse(f"tracks of {sorted(tracks)} where the first line names {sorted(drafters)}")
     prompt_tokens = row.count("prompt_tokens", 1, 1 << 24)
     return RecordedAnswer(row.get("kind", str), prompt_tokens, tokens, {name: _track(row, name, tracks[name], tokens) for name in tracks})
@@ -166,9 +166,13 @@ def _track(row: _Row, name: str, columns: Any, tokens: int) -> Track:
         text: Any = columns[key]
         if text is None and key != "right":
             return None
-        if not isinstance(text, str) or len(text) != tokens or (strange := sorted(set(text) - set(digits))):
-            found = repr(text)[:60] if not isinstance(text, str) else f"{len(text)} digits" if len(text) != tokens else repr(strange[0])
-            row.refuse(f"{key} of {name!r} needs {tokens} digits from {digits}, found {found}")
+        wanted = f"{key} of {name!r} needs {tokens} digits from {digits}"
+        if not isinstance(text, str):
+            row.refuse(f"{wanted}, found {text!r:.60}")
+        if len(text) != tokens:
+            row.refuse(f"{wanted}, found {len(text)}")
+        if strange := sorted(set(text) - set(digits)):
+            row.refuse(f"{wanted}, found {strange[0]!r}")
         return [digits.index(digit) for digit in text]
 
     right = column("right", DIGITS)

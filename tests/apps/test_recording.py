@@ -125,7 +125,7 @@ def put(row: int, *path: str, value: object) -> Callable[[list[dict]], None]:
         (put(1, "tokens", value=1e9), "line 2: tokens must be int"),
         (put(2, "tracks", "model", value=[]), "line 3: the track of 'model' must have right, offered and confidence"),
         (put(1, "tracks", "model", "right", value=None), "right of 'model' needs 5 digits"),
-        (put(1, "tracks", "model", "right", value="3210"), "right of 'model' needs 5 digits from 0123456789abcdefg, found 4 digits"),
+        (put(1, "tracks", "model", "right", value="3210"), "right of 'model' needs 5 digits from 0123456789abcdefg, found 4;"),
         (put(1, "tracks", "model", "right", value="32h01"), "found 'h'"),
         (put(1, "tracks", "model", "right", value="60000"), "right about 6 tokens where 5 are left"),
         (put(1, "tracks", "ngram", "confidence", value="1a000"), "confidence of 'ngram' needs 5 digits from 0123456789, found 'a'"),

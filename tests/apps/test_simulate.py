@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from dataclasses import replace
@@ -8,12 +9,17 @@ from xml.etree import ElementTree
 
 import pytest
 
+from edgespec.core.drafter import Offer
 from edgespec.core.errors import ArtifactError
-from edgespec_apps import cli
-from edgespec_apps.simulation import DEFAULT_POLICIES, Scene, compare, summary
-from edgespec_apps.texts import Constant
+from edgespec.core.plan import Plan
+from edgespec.core.trace import RoundTrace
+from edgespec.scheduling.adaptive import DETOUR
+from edgespec_apps import cli, recording, simulation_report
+from edgespec_apps.simulation import DEFAULT_POLICIES, Scene, Work, compare, flips, summary
+from edgespec_apps.texts import Constant, Recorded, Text
 from edgespec_device_profiles import cooling, registry
 from edgespec_device_profiles.estimates import bandwidth_gbs, pass_ms, size_from_name
+from tests.helpers.browser import browser, opened
 
 FIXED = tuple(name for name in DEFAULT_POLICIES if name.startswith("fixed"))
 
@@ -137,3 +143,136 @@ def test_warm_devices_start_slower_and_every_policy_reads_the_same_text() -> Non
     assert all(row["clock_share"] < 1.0 and row["npu_share"] == 0.0 for row in rows)
     histories = [where.run(where.policy("fixed:3")).history for where in (cold, warm)]
     assert all(a.kept == b.kept for a, b in zip(*histories, strict=False)), "heat changes the pace, not the text"
+
+
+def session(*drafters: str, text: Text | None = None, minutes: float = 0.5) -> Scene:
+    """A recorded text on a laptop that stays cool."""
+    cool = scene("apple-m4-max", "desktop", "8b", "600m" if "model" in drafters else None, minutes=minutes)
+    return replace(cool, text=text or Recorded(recording.bundled(), drafters))
+
+
+class Named:
+    """Always the same number of nodes, by the drafters in turn."""
+
+    name, wants_entropy = "named", False
+
+    def __init__(self, draft_tokens: int, *drafters: str) -> None:
+        self._draft_tokens, self._drafters = draft_tokens, drafters
+
+    def __call__(self, history, state, profile, knobs) -> Plan:  # type: ignore[no-untyped-def]
+        return Plan(min(self._draft_tokens, state.room), "named", drafter=self._drafters[len(history) % len(self._drafters)])
+
+
+def test_rounds_of_a_recorded_text_are_those_of_a_session() -> None:
+    where = session("model", "ngram")
+    history, _, works = where.run(where.policy("fixed:4"))
+    answers = {answer.prompt_tokens: answer for answer in recording.bundled().answers}
+    begins = [i for i, work in enumerate(works) if work.room == recording.bundled().max_tokens - 1]
+    assert len(begins) > 3
+    for begin, end in itertools.pairwise(begins):
+        rounds = history[begin:end]
+        assert rounds[0].context_len + 1 in answers
+        assert [b.context_len - a.context_len for a, b in itertools.pairwise(rounds)] == [a.emitted for a in rounds[:-1]]
+        assert sum(trace.emitted for trace in rounds) == answers[rounds[0].context_len + 1].tokens
+    for trace, work in zip(history, works, strict=True):
+        assert trace.drafter == "model" and trace.planned == trace.drafted == min(4, work.room) and trace.rows == trace.drafted + 1
+        model, ngram = trace.offers
+        assert model == Offer("model") and ngram.drafter == "ngram"
+        assert ngram.tokens is not None and ngram.tokens <= min(16, work.room)
+    assert len({trace.offers[1].confidence for trace in history}) > 2
+
+
+def test_only_the_draft_model_costs_time_and_it_catches_up_on_what_others_wrote() -> None:
+    both = session("model", "ngram")
+    by_ngram = both.run(Named(4, "ngram")).history
+    assert all(trace.drafter == "ngram" and trace.draft_ms == 0.0 for trace in by_ngram)
+    assert any(trace.drafted == 0 for trace in by_ngram) and any(0 < trace.drafted < 4 for trace in by_ngram)
+    by_model = both.run(Named(4, "model")).history
+    in_turns = both.run(Named(4, "model", "ngram")).history
+    longest = {name: max(trace.draft_ms for trace in rounds) for name, rounds in (("model", by_model), ("turns", in_turns))}
+    assert all(trace.draft_ms > 0 for trace in by_model if trace.drafted) and longest["turns"] > longest["model"]
+    assert [trace.drafter for trace in in_turns[:4]] == ["model", "ngram", "model", "ngram"]
+    alone = session("ngram")
+    assert [trace.kept for trace in alone.run(alone.policy("fixed:4")).history[:500]] == [trace.kept for trace in by_ngram[:500]]
+
+
+def test_a_longer_context_costs_more() -> None:
+    where = session("ngram", minutes=1.0)
+    history = sorted(where.run(where.policy("fixed:0")).history, key=lambda trace: trace.context_len)
+    assert history[-1].context_len > history[0].context_len + 300 and history[-1].verify_ms > history[0].verify_ms
+
+
+def test_a_recorded_text_is_the_same_by_seed_and_for_every_policy() -> None:
+    first, again, other = (session("model", "ngram", text=Recorded(recording.bundled(), ("model", "ngram"), seed)) for seed in (1, 1, 2))
+    kept = [[trace.kept for trace in where.run(where.policy("fixed:2")).history] for where in (first, again, other)]
+    assert kept[0] == kept[1] != kept[2]
+    prompts = [
+        [trace.context_len for trace, work in zip(run.history, run.works, strict=True) if work.room == recording.bundled().max_tokens - 1]
+        for run in (first.run(first.policy(name)) for name in ("fixed:0", "fixed:3"))
+    ]
+    assert all(a == b for a, b in zip(*prompts, strict=False)) and len(prompts[0]) > 2
+
+
+def rounds(*plans: tuple[str, int, Offer], room: int = 99, reason: str = "") -> tuple[list[RoundTrace], list[Work]]:
+    history: list[RoundTrace] = []
+    for drafter, planned, offer in plans:
+        drafted = min(planned, room, planned if offer.tokens is None else offer.tokens)
+        other = Offer("other", None)
+        history.append(
+            RoundTrace(
+                round=len(history), context_len=9, drafter=drafter, planned=planned, drafted=drafted, kept=0, emitted=1, rows=drafted + 1,
+                reason=reason, offers=(offer, other),
+            )
+        )  # fmt: skip
+    return history, [Work("gpu", 1.0, 1.0, room)] * len(history)
+
+
+def test_a_flip_is_a_change_of_mind_about_the_same_offers() -> None:
+    sure, unsure, none = Offer("a", 12, 4), Offer("a", 2, 1), Offer("a", 0, 0)
+    assert flips(*rounds(("a", 3, sure), ("a", 4, sure), ("a", 4, sure), ("a", 3, sure))) == 2
+    assert flips(*rounds(("a", 3, sure), ("other", 3, sure), ("a", 0, sure), ("other", 0, sure))) == 2, "no draft is nobody's"
+    assert flips(*rounds(("a", 8, sure), ("a", 1, unsure), ("a", 8, sure), ("a", 1, unsure))) == 0, "other offers, other plan"
+    assert flips(*rounds(("a", 8, unsure), ("a", 2, Offer("a", 3, 1)), ("a", 8, unsure))) == 1, "2 of 3 is less than all"
+    assert flips(*rounds(("a", 8, unsure), ("a", 8, Offer("a", 3, 1)), ("a", 8, unsure))) == 0, "each time all there was"
+    assert flips(*rounds(("a", 8, none), ("a", 0, none), ("a", 3, none))) == 0
+    assert flips(*rounds(("a", 3, sure), ("a", 5, sure), reason=f"{DETOUR} at 5 beside 3")) == 0
+    assert flips(*rounds(("a", 0, sure), ("a", 4, sure), room=0)) == 0
+    long, short = rounds(("a", 8, sure), ("a", 8, sure)), rounds(("a", 3, sure), room=3)
+    assert flips(long[0] + short[0] + long[0], long[1] + short[1] + long[1]) == 0, "the answer's end cut it short"
+
+
+def test_the_command_plays_the_bundled_text_unless_told_otherwise(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path))
+    arguments = ["simulate", "--profile", "apple-m4-max", "--model", "8b", "--minutes", "0.2", "--policy", "fixed:3", "--policy", "fixed:0"]
+
+    def said(*more: str) -> dict:
+        assert cli.run([*arguments, *more, "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    file = tmp_path / "mine.jsonl"
+    recording.save(replace(recording.bundled(), model="mine"), file)
+    bundled, mine, constant = said(), said("--recording", str(file)), said("--acceptance", "0.75")
+    assert "qwen2.5-coder-1.5b" in bundled["text"] and "mine" in mine["text"] and constant["text"] == "acceptance 0.75"
+    assert bundled["policies"] == mine["policies"] != constant["policies"]
+    assert said("--draft", "600m")["policies"]["fixed:3"] != bundled["policies"]["fixed:3"]
+    assert cli.run(arguments) == 0
+    printed = capsys.readouterr().out
+    assert "prompts are taken as read" in printed and "Changes: another draft length or drafter" in printed
+    assert cli.run([*arguments, "--recording", str(file), "--acceptance", "0.5"]) == 2
+    assert "two texts" in capsys.readouterr().err
+    assert cli.run([*arguments, "--recording", str(tmp_path / "absent.jsonl")]) == 1
+    assert "cannot read the recording" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(browser() is None, reason="no Chromium on this machine: the report was not opened in a browser")
+@pytest.mark.parametrize("drafters", [("model", "ngram"), ("ngram",), ()], ids=["both", "ngram", "constant"])
+def test_a_browser_opens_the_report_without_a_word_on_its_console(drafters: tuple[str, ...], tmp_path: Path) -> None:
+    where = session(*drafters, text=None if drafters else Constant(0.75))
+    found = {name: where.run(where.policy(name)) for name in ("fixed:0", "fixed:3", "adaptive+governor")}
+    page = tmp_path / "report.html"
+    page.write_text(simulation_report.page(where, found, 0.01), encoding="utf-8")
+    dom, console = opened(page)
+    assert console == []
+    assert dom.count("<svg") == 4 and dom.rstrip().endswith("</html>")
