@@ -96,7 +96,8 @@ def bench(
             runners |= {"peer_plain": rival.runner(lookup=False), "peer_lookup": rival.runner(lookup=True)}
         samples = _run(encoded, runners, repeats=repeats, max_tokens=max_tokens)
         if record is not None:
-            _record(runtime, model, encoded, samples, room=room, max_tokens=max_tokens, kinds=kinds, file=record)
+            which = f"--kinds {kinds}{f' --prompts {first}' if first else ''}"
+            _record(runtime, model, encoded, samples, room=room, max_tokens=max_tokens, which=which, file=record)
         spec = runtime.spec
         result: dict[str, Any] = {
             "schema": SCHEMA,
@@ -202,10 +203,10 @@ def _record(
     *,
     room: int,
     max_tokens: int,
-    kinds: str,
+    which: str,
     file: Path,
 ) -> None:
-    """The plain answers of the first round of repeats, with every drafter along them."""
+    """The plain answers of the first round of repeats, with every drafter along them. `which`: the options that chose the prompts."""
     import datetime
 
     import edgespec
@@ -218,7 +219,7 @@ def _record(
         return [recorder.record(runtime, prompt.kind, ids, answer, max_context=room) for (prompt, ids), answer in pairs]
 
     recipe = _recipe(runtime, model)
-    command = f"edgespec bench --model {runtime.spec.name} --draft {runtime.draft_name} --kinds {kinds} --max-tokens {max_tokens}"
+    command = f"edgespec bench --model {runtime.spec.name} --draft {runtime.draft_name} {which} --max-tokens {max_tokens}"
     recording.save(
         recording.Recording(
             model=runtime.spec.name,

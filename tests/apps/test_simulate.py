@@ -232,7 +232,7 @@ def test_a_flip_is_a_change_of_mind_about_the_same_offers() -> None:
     assert flips(*rounds(("a", 3, sure), ("a", 4, sure), ("a", 4, sure), ("a", 3, sure))) == 2
     assert flips(*rounds(("a", 3, sure), ("other", 3, sure), ("a", 0, sure), ("other", 0, sure))) == 2, "no draft is nobody's"
     assert flips(*rounds(("a", 8, sure), ("a", 1, unsure), ("a", 8, sure), ("a", 1, unsure))) == 0, "other offers, other plan"
-    assert flips(*rounds(("a", 8, unsure), ("a", 2, Offer("a", 3, 1)), ("a", 8, unsure))) == 1, "2 of 3 is less than all"
+    assert flips(*rounds(("a", 8, Offer("a", 3, 1)), ("a", 2, Offer("a", 3, 1)), ("a", 8, unsure))) == 1, "2 of 3 is less than all"
     assert flips(*rounds(("a", 8, unsure), ("a", 8, Offer("a", 3, 1)), ("a", 8, unsure))) == 0, "each time all there was"
     assert flips(*rounds(("a", 8, none), ("a", 0, none), ("a", 3, none))) == 0
     assert flips(*rounds(("a", 3, sure), ("a", 5, sure), reason=f"{DETOUR} at 5 beside 3")) == 0

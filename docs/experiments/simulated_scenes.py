@@ -1,0 +1,56 @@
+"""Do the policies keep up with the best fixed length on recorded text, on five chips in their cases?
+
+    python docs/experiments/simulated_scenes.py [--minutes 10] [--seed 0] [--recording FILE] [--scene N]
+
+Prints, per scene, each policy's tokens, its share of the best fixed length's, plan flips and wasted drafts. Each scene is what
+`edgespec simulate --profile CHIP --case CASE --model SIZE --draft SIZE --json` runs, with fixed:16 beside the usual policies.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from edgespec_apps import recording
+from edgespec_apps.simulation import DEFAULT_POLICIES, Scene, compare
+from edgespec_apps.texts import Recorded
+from edgespec_device_profiles import cooling, registry
+from edgespec_device_profiles.estimates import size_from_name
+
+SCENES = (
+    ("apple-m4", "fanless", "8b", "600m"),
+    ("apple-a19-pro", "phone", "2b", "300m"),
+    ("snapdragon-8-elite", "phone", "3b", "ngram"),
+    ("apple-m4-max", "fan", "14b", "600m"),
+    ("apple-m2-ultra", "desktop", "14b", "600m"),
+)
+POLICIES = (*(name for name in DEFAULT_POLICIES if name.startswith("fixed")), "fixed:16", "adaptive", "adaptive+governor")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--recording", type=Path)
+    parser.add_argument("--scene", type=int, choices=range(len(SCENES)))
+    options = parser.parse_args()
+    made = recording.load(options.recording) if options.recording else recording.bundled()
+    for chip, case, target, draft in SCENES if options.scene is None else [SCENES[options.scene]]:
+        scene = Scene(
+            chip=registry.load(chip),
+            case=cooling.case(case),
+            target=size_from_name(target),
+            draft=None if draft == "ngram" else size_from_name(draft),
+            text=Recorded(made, ("ngram",) if draft == "ngram" else ("model", "ngram"), options.seed),
+            minutes=options.minutes,
+        )
+        found = compare(scene, POLICIES)
+        best = max(row["tokens"] for name, row in found.items() if name.startswith("fixed"))
+        print(f"\n{chip}, {case}: {target} with {draft}\n{'policy':<20}{'tokens':>8}{'of best':>9}{'flips':>7}{'wasted':>8}{'peak °C':>9}")
+        for name, row in found.items():
+            share, (flips, wasted) = row["tokens"] / best, (row["plan_flips"], row["wasted_drafts"])
+            print(f"{name:<20}{row['tokens']:>8}{share:>9.3f}{flips:>7}{wasted:>8}{row['peak_c']:>9.1f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
