@@ -207,33 +207,15 @@ def _record(
     file: Path,
 ) -> None:
     """The plain answers of the first round of repeats, with every drafter along them. `which`: the options that chose the prompts."""
-    import datetime
-
-    import edgespec
     from edgespec_apps import recorder, recording
 
-    answers = [sample.runs["plain"].token_ids for sample in samples if sample.repeat == 0]
-
-    def work() -> list[recording.RecordedAnswer]:
-        pairs = zip(prompts, answers, strict=True)
-        return [recorder.record(runtime, prompt.kind, ids, answer, max_context=room) for (prompt, ids), answer in pairs]
-
+    known = [(p.kind, ids, sample.runs["plain"].token_ids) for (p, ids), sample in zip(prompts, samples, strict=False)]
     recipe = _recipe(runtime, model)
-    command = f"edgespec bench --model {runtime.spec.name} --draft {runtime.draft_name} {which} --max-tokens {max_tokens}"
-    recording.save(
-        recording.Recording(
-            model=runtime.spec.name,
-            recipe=recipe,
-            drafts=recorder.drafts(runtime),
-            max_tokens=max_tokens,
-            date=datetime.datetime.now(datetime.UTC).date().isoformat(),
-            version=edgespec.__version__,
-            command=f"{command}{f' --recipe {recipe}' if recipe else ''} --repeats 1 --record FILE",
-            answers=in_background(work),
-        ),
-        file,
-    )
-    say(f"recorded {len(answers)} answers in {file}")
+    chosen = f"--model {runtime.spec.name}{f' --recipe {recipe}' if recipe else ''} --draft {runtime.draft_name}"
+    command = f"edgespec bench {chosen} {which} --max-tokens {max_tokens} --repeats 1 --record FILE"
+    made = in_background(lambda: recorder.record(runtime, known, recipe=recipe, max_tokens=max_tokens, max_context=room, command=command))
+    recording.save(made, file)
+    say(f"recorded {len(known)} answers in {file}")
 
 
 def _recipe(runtime: Runtime, model: ModelOptions) -> str:

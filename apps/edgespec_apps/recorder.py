@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+import edgespec
 from edgespec.core.draft import Draft, common_prefix
 from edgespec.core.engine import Engine, TokenBatch
 from edgespec.core.sampling import Sampling
 from edgespec.core.verdict import Outcome, Verdict
 from edgespec.drafting.model import ModelDrafter
 from edgespec.drafting.ngram import NgramDrafter
-from edgespec_apps.recording import LONGEST, RecordedAnswer, Track
+from edgespec_apps.recording import LONGEST, RecordedAnswer, Recording, Track
 
 if TYPE_CHECKING:
     from edgespec.orchestrator.runtime import Runtime
@@ -21,14 +23,31 @@ if TYPE_CHECKING:
 _SCORED_ROWS = 64  # per pass: a row of logits is as wide as the vocabulary
 
 
-def drafts(runtime: Runtime) -> dict[str, str]:
-    """What a recording of this runtime holds: its draft model, if it has one, and n-grams."""
+def record(
+    runtime: Runtime,
+    answers: Sequence[tuple[str, Sequence[int], Sequence[int]]],
+    *,
+    recipe: str,
+    max_tokens: int,
+    max_context: int,
+    command: str,
+) -> Recording:
+    """`answers`: (kind, prompt, greedy answer of at most `max_tokens`), as given in sessions of `max_context`."""
     model = {ModelDrafter.name: runtime.draft_name} if runtime.draft_engine is not None else {}
-    return {**model, NgramDrafter.name: NgramDrafter.name}
+    return Recording(
+        model=runtime.spec.name,
+        recipe=recipe,
+        drafts={**model, NgramDrafter.name: NgramDrafter.name},
+        max_tokens=max_tokens,
+        date=datetime.now(UTC).date().isoformat(),
+        version=edgespec.__version__,
+        command=command,
+        answers=[record_answer(runtime, kind, prompt, answer, max_context=max_context) for kind, prompt, answer in answers],
+    )
 
 
-def record(runtime: Runtime, kind: str, prompt: Sequence[int], answer: Sequence[int], *, max_context: int) -> RecordedAnswer:
-    """Both drafters along the answer that greedy decoding gave. `max_context`: of the session that is recorded."""
+def record_answer(runtime: Runtime, kind: str, prompt: Sequence[int], answer: Sequence[int], *, max_context: int) -> RecordedAnswer:
+    """Every drafter of the runtime along one answer: its draft model, if it has one, and n-grams in any case."""
     tracks = {NgramDrafter.name: ngram_track(prompt, answer)}
     if runtime.draft_engine is not None:
         tracks = {ModelDrafter.name: model_track(runtime.draft_engine, prompt, answer, max_context=max_context), **tracks}

@@ -2,16 +2,19 @@
 
     python docs/experiments/simulated_scenes.py [--minutes 10] [--seed 0] [--recording FILE] [--scene N]
 
-Prints, per scene, each policy's tokens, its share of the best fixed length's, plan flips and wasted drafts. Each scene is what
+Prints what the text is like (share of guesses right where so many before them were, and of positions with an offer), then,
+per scene, each policy's tokens, its share of the best fixed length's, plan flips and wasted drafts. Each scene is what
 `edgespec simulate --profile CHIP --case CASE --model SIZE --draft SIZE --json` runs, with fixed:16 beside the usual policies.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from edgespec_apps import recording
+from edgespec_apps.recording import Recording, Track
 from edgespec_apps.simulation import DEFAULT_POLICIES, Scene, compare
 from edgespec_apps.texts import Recorded
 from edgespec_device_profiles import cooling, registry
@@ -25,6 +28,29 @@ SCENES = (
     ("apple-m2-ultra", "desktop", "14b", "600m"),
 )
 POLICIES = (*(name for name in DEFAULT_POLICIES if name.startswith("fixed")), "fixed:16", "adaptive", "adaptive+governor")
+DEPTHS = (0, 1, 2, 4, 8)
+
+
+def acceptance(tracks: Sequence[Track], depth: int) -> float:
+    """Share of the guesses with `depth` right ones before them that are right too, over all positions where so many are made."""
+    made = right = 0
+    for track in tracks:
+        for position, hits in enumerate(track.right[: len(track.right) - depth]):
+            asked = hits >= depth and (track.offered is None or track.offered[position] > depth)
+            made += asked
+            right += asked and hits > depth
+    return right / made if made else float("nan")
+
+
+def describe(made: Recording) -> None:
+    print(f"{made.command}: {len(made.answers)} answers")
+    print(f"{'kind':<12}{'drafter':<9}{'offers':>8}" + "".join(f"{f'after {depth}':>10}" for depth in DEPTHS))
+    for kind in dict.fromkeys(answer.kind for answer in made.answers):
+        for name in made.drafts:
+            tracks = [answer.tracks[name] for answer in made.answers if answer.kind == kind]
+            offers = [tokens > 0 for track in tracks for tokens in track.offered or [1] * len(track.right)]
+            shares = "".join(f"{acceptance(tracks, depth):>10.2f}" for depth in DEPTHS)
+            print(f"{kind:<12}{name:<9}{sum(offers) / len(offers):>8.2f}{shares}")
 
 
 def main() -> None:
@@ -35,6 +61,7 @@ def main() -> None:
     parser.add_argument("--scene", type=int, choices=range(len(SCENES)))
     options = parser.parse_args()
     made = recording.load(options.recording) if options.recording else recording.bundled()
+    describe(made)
     for chip, case, target, draft in SCENES if options.scene is None else [SCENES[options.scene]]:
         scene = Scene(
             chip=registry.load(chip),

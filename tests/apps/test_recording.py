@@ -42,7 +42,7 @@ def record(runtime: Runtime, max_tokens: int) -> tuple[Sequence[int], RecordedAn
     prompt = runtime.tokenizer.encode_chat([{"role": "user", "content": "abcabdabe, twice told: abcabdabe"}])
     with runtime.session(policy="fixed:0", max_context=CONTEXT) as session:
         answer = session.generate(prompt, max_tokens=max_tokens).token_ids
-    return prompt, recorder.record(runtime, "chat", prompt, answer, max_context=CONTEXT)
+    return prompt, recorder.record_answer(runtime, "chat", prompt, answer, max_context=CONTEXT)
 
 
 @pytest.mark.parametrize("gamma", range(1, 9))
