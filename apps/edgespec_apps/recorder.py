@@ -33,7 +33,7 @@ def record(
     command: str,
 ) -> Recording:
     """`answers`: (kind, prompt, greedy answer of at most `max_tokens`), as given in sessions of `max_context`."""
-    model = {ModelDrafter.name: runtime.draft_name} if runtime.draft_engine is not None else {}
+    model = {ModelDrafter.name: runtime.draft_engine.spec.name} if runtime.draft_engine is not None else {}
     return Recording(
         model=runtime.spec.name,
         recipe=recipe,

@@ -77,6 +77,16 @@ def test_the_draft_reads_prompt_and_answer_once() -> None:
     assert list(recorded.tracks) == ["model", "ngram"] and recorded.tracks["model"].offered is None
 
 
+def test_a_recording_names_the_model_behind_each_drafter() -> None:
+    target, draft = (
+        ToyEngine(law, vocab_size=VOCAB, max_context=CONTEXT, name=name) for law, name in ((fake_runtime.law, "big"), (unsure, "tiny"))
+    )
+    with Runtime(target, ByteTokenizer(), draft="ngram,tiny", draft_engine=draft) as runtime:  # type: ignore[arg-type]
+        made = recorder.record(runtime, [("chat", [1, 2], [3, 4])], recipe="int8", max_tokens=2, max_context=CONTEXT, command="c")
+    assert made.model == "big" and made.drafts == {"model": "tiny", "ngram": "ngram"}
+    assert recording.parse(recording.to_lines(made), origin="r").answers[0].prompt_tokens == 2
+
+
 def test_rounds_go_no_further_than_offers_hits_and_the_answer() -> None:
     assert ANSWER.step("model", 0, 2) == Step(2, 2, 3)
     assert ANSWER.step("model", 0, 8) == Step(8, 3, 4)
