@@ -19,12 +19,14 @@ from typing import Any, NamedTuple, NoReturn
 
 from edgespec.core.drafter import Offer
 from edgespec.core.errors import ArtifactError
+from edgespec.drafting.ngram import EXPECTED, NgramDrafter
 from edgespec_device_profiles.history import write_whole
 
 SCHEMA = "edgespec.recording/1"
 LONGEST = 16  # guesses recorded per position
 DIGITS = "0123456789abcdefg"
 LEVELS = DIGITS[:10]
+PRIORS: Mapping[str, Sequence[float]] = {NgramDrafter.name: EXPECTED}  # by level: what drafters say of themselves, not of a text
 BUNDLED = "recording-qwen2.5-coder-1.5b.jsonl"
 AGAIN = "record it again with `edgespec bench --record FILE`"
 
@@ -48,7 +50,9 @@ class Track:
     def offer(self, name: str, position: int, most: int) -> Offer:
         """The offer at this position if `most` nodes are allowed."""
         level = self.confidence[position] if self.confidence is not None else 0
-        return Offer(name, None if self.offered is None else min(most, self.offered[position]), level)
+        priors = PRIORS.get(name, ())
+        tokens = None if self.offered is None else min(most, self.offered[position])
+        return Offer(name, tokens, level, priors[level] if 0 < level < len(priors) else None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import pytest
 
 from edgespec.core.drafter import Offer
 from edgespec.core.errors import ArtifactError
+from edgespec.drafting.ngram import EXPECTED
 from edgespec.orchestrator.runtime import Runtime
 from edgespec_apps import recorder, recording, texts
 from edgespec_apps.recording import LONGEST, RecordedAnswer, Recording, Step, Track
@@ -64,7 +65,7 @@ def test_a_replay_is_the_session(drafter: str, draft_context: int, max_tokens: i
         most = min(room, LONGEST)
         (offer,), (told,) = reader.offers(most), (offer for offer in trace.offers if offer.drafter == drafter)
         assert (most if offer.tokens is None else offer.tokens) == (most if told.tokens is None else told.tokens)
-        assert room < LONGEST or offer.confidence == told.confidence
+        assert room < LONGEST or (offer.confidence, offer.expected) == (told.confidence, told.expected)
         assert reader.step(drafter, trace.planned) == (trace.drafted, trace.kept)
     assert reader.position == 0, "the answer is over, and the next one begins"
     assert sum(trace.kept for trace in real.traces) > 0 and any(trace.kept < trace.drafted for trace in real.traces)
@@ -103,7 +104,7 @@ def test_what_was_saved_is_read_again(tmp_path: Path) -> None:
     assert recording.to_lines(again) == recording.to_lines(RECORDING) == file.read_text(encoding="utf-8")
     assert again.answers[1].kind == "json"
     offers = [again.answers[1].tracks[name].offer(name, 1, most) for name in ("model", "ngram") for most in (3, 16)]
-    assert offers == [Offer("model"), Offer("model"), Offer("ngram", 3, 2), Offer("ngram", 4, 2)]
+    assert offers == [Offer("model"), Offer("model"), Offer("ngram", 3, 2, EXPECTED[2]), Offer("ngram", 4, 2, EXPECTED[2])]
     assert [path.name for path in tmp_path.iterdir()] == ["r.jsonl"]
 
 
