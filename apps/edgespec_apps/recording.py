@@ -5,7 +5,7 @@ tokens of the answer are known. Columns are strings with one digit per position,
 
     right       how many of its next guesses, at most 16, would be the answer's own tokens
     offered     how many it would guess if asked for 16; null: always as many as asked for
-    confidence  level of its offer; null: always 0
+    confidence  level of its offer; null: it depends on the rounds (a draft model's, see `drafting/model.py`)
 """
 
 from __future__ import annotations

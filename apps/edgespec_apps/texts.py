@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 
 from edgespec.core.drafter import Offer
 from edgespec.core.errors import ArtifactError
+from edgespec.drafting.model import Streak
 from edgespec_apps.recording import LONGEST, RecordedAnswer, Recording
 
 CONTEXT = 1024  # of a constant text, at every position
@@ -138,6 +139,11 @@ class _RecordedReader:
         self._answers = _in_turns(text.recording, text.seed)
         self._answer = next(self._answers)
         self.position = 0
+        self._streaks = self._fresh()
+
+    def _fresh(self) -> dict[str, Streak]:
+        """Of the drafters whose confidence depends on the rounds."""
+        return {name: Streak() for name in self._drafters if self._answer.tracks[name].confidence is None}
 
     @property
     def context_len(self) -> int:
@@ -149,12 +155,25 @@ class _RecordedReader:
 
     def offers(self, most: int) -> tuple[Offer, ...]:
         most = min(most, LONGEST)
-        return tuple(self._answer.tracks[name].offer(name, self.position, most) for name in self._drafters)
+        return tuple(self._offer(name, most) for name in self._drafters)
+
+    def _offer(self, name: str, most: int) -> Offer:
+        offer = self._answer.tracks[name].offer(name, self.position, most)
+        if name not in self._streaks:
+            return offer
+        level = self._streaks[name].level
+        return replace(offer, confidence=level, expected=Streak.EXPECTED[level])
 
     def step(self, drafter: str, most: int) -> tuple[int, int]:
         drafted, kept, self.position = self._answer.step(drafter, self.position, min(most, LONGEST))
+        for name, streak in self._streaks.items():
+            if name == drafter and drafted:
+                streak.guessed(drafted, kept)
+            else:
+                streak.passed(kept + 1)
         if self.position == self._answer.tokens:
             self._answer, self.position = next(self._answers), 0
+            self._streaks = self._fresh()
         return drafted, kept
 
 

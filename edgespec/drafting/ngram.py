@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,9 +14,10 @@ from edgespec.core.sampling import Sampling
 from edgespec.core.verdict import Outcome
 
 TRUST = 1.5  # guessed tokens per token of agreement behind them; docs/log.md says how it was found
-# Level of confidence: 0 without a match, 1 if one token agrees, 2 if 2–3 do, 3 if 4–7, 4 if 8 or more; and the share of guesses that
-# SmolLM2 accepted at each on the bench's prompts (docs/log.md).
-EXPECTED = (0.0, 0.25, 0.6, 0.85, 0.95)
+# Level n of confidence begins where FROM[n] tokens agree; EXPECTED is the share of guesses that SmolLM2 accepted at each level on
+# the bench's prompts (docs/log.md).
+FROM = (0, 1, 2, 4, 8, 24)
+EXPECTED = (0.0, 0.25, 0.65, 0.87, 0.93, 0.98)
 
 
 class NgramDrafter:
@@ -47,8 +49,8 @@ class NgramDrafter:
         start = self._lookup()
         if start is None:
             return Offer(self.name, 0)
-        agreed = self._agreed(start, max_tokens)
-        level = min(agreed.bit_length(), len(EXPECTED) - 1)
+        agreed = self._agreed(start, FROM[-1])
+        level = bisect(FROM, agreed) - 1
         return Offer(self.name, min(max_tokens, int(TRUST * agreed)), level, EXPECTED[level])
 
     def next_entropy(self) -> float | None:
@@ -78,9 +80,9 @@ class NgramDrafter:
         return None
 
     def _agreed(self, start: int, enough: int) -> int:
-        """Tokens before `start` that agree with the last ones; counting stops when they allow `enough` guesses."""
+        """Tokens before `start` that agree with the last ones; counting stops at `enough`."""
         known, agreed = self._known, 0
-        while agreed < start and TRUST * agreed < enough and known[start - 1 - agreed] == known[-1 - agreed]:
+        while agreed < start and agreed < enough and known[start - 1 - agreed] == known[-1 - agreed]:
             agreed += 1
         return agreed
 
