@@ -13,6 +13,7 @@ from edgespec.core.drafter import Offer
 from edgespec.core.errors import ArtifactError
 from edgespec.core.plan import Plan
 from edgespec.core.trace import RoundTrace
+from edgespec.drafting.model import Streak
 from edgespec.scheduling.adaptive import DETOUR
 from edgespec_apps import cli, recording, simulation_report
 from edgespec_apps.simulation import DEFAULT_POLICIES, Scene, Work, compare, flips, summary
@@ -177,9 +178,9 @@ def test_rounds_of_a_recorded_text_are_those_of_a_session() -> None:
     for trace, work in zip(history, works, strict=True):
         assert trace.drafter == "model" and trace.planned == trace.drafted == min(4, work.room) and trace.rows == trace.drafted + 1
         model, ngram = trace.offers
-        assert model == Offer("model") and ngram.drafter == "ngram"
+        assert model == Offer("model", None, model.confidence, Streak.EXPECTED[model.confidence]) and ngram.drafter == "ngram"
         assert ngram.tokens is not None and ngram.tokens <= min(16, work.room)
-    assert len({trace.offers[1].confidence for trace in history}) > 2
+    assert all(len({trace.offers[i].confidence for trace in history}) > 2 for i in range(2))
 
 
 def test_only_the_draft_model_costs_time_and_it_catches_up_on_what_others_wrote() -> None:

@@ -43,8 +43,12 @@ def test_guesses_fit_what_was_asked_whatever_is_kept(make, prompt, sampling, rou
         for allowed, wanted, correction in rounds:
             entropy = drafter.next_entropy()
             assert entropy is None or 0 <= entropy <= np.log(VOCAB) + 1e-6
+            offer = drafter.offer(allowed)
+            assert offer == drafter.offer(allowed) and offer.drafter == drafter.name
+            assert offer.expected is None or 0.0 <= offer.expected <= 1.0
             draft = drafter.propose(allowed, rng)
             assert len(draft) <= allowed
+            assert offer.tokens is None or len(draft) == min(allowed, offer.tokens), "an offer that is stated is kept"
             assert draft.context_len == len(known)
             assert all(0 <= t < VOCAB for t in draft.token_ids)
             if draft.q is not None:
@@ -72,6 +76,18 @@ def test_the_same_randomness_gives_the_same_guesses_and_none_is_used_without_a_l
             if drafts[-1].q is None:
                 assert rng.bit_generator.state == np.random.default_rng(5).bit_generator.state
         assert drafts[0].token_ids.tolist() == drafts[1].token_ids.tolist()
+
+
+@pytest.mark.parametrize("make", DRAFTERS.values(), ids=DRAFTERS.keys())
+def test_asking_for_the_offer_does_no_work_and_does_not_change_the_guess(make) -> None:  # type: ignore[no-untyped-def]
+    asked, plain = make(), make()
+    for drafter in (asked, plain):
+        drafter.start([1, 2, 1, 2, 1], sampling=SAMPLINGS[1])
+    for most in (0, 1, 9):
+        asked.offer(most)
+    assert asked.engine_ms == 0
+    one, other = asked.propose(4, np.random.default_rng(1)), plain.propose(4, np.random.default_rng(1))
+    assert one.token_ids.tolist() == other.token_ids.tolist()
 
 
 @pytest.mark.parametrize("make", DRAFTERS.values(), ids=DRAFTERS.keys())
