@@ -34,6 +34,7 @@ from edgespec.scheduling.limits import draft_limit
 from edgespec.scheduling.memory import DETOUR, FIRST_INTERVAL, HOT, LAST_INTERVAL, Arm, Choice, Memory, learn, setting_of
 
 ASSUMED_ROW = 0.15  # v(m) = 1 + .15 (m−1) until measured: between a GPU and a CPU
+ESTIMATE_ROUNDS = 8  # of so many an estimate says what rows cost; then what was measured over the straight line says it better
 ASSUMED_DRAFT = 0.1  # a draft step costs this share of a target step until measured
 MARGIN = 0.02  # gain below which the plan does not change
 EXPLORE_SHARE = 0.03  # of the time since the last detour may be lost on the next
@@ -95,7 +96,7 @@ class AdaptivePolicy:
         book = memory.book(hot)
         if self._rated is None or self._rated.profile is not profile:
             self._rated = _Rated(profile)
-        costs = book.curve(self._rated.shape(state.context_len, knobs.max_draft_tokens + 1), limit + 1)
+        costs = book.curve(self._rated.shape(state.context_len, knobs.max_draft_tokens + 1, book.seen), limit + 1)
         chooser = _Chooser(memory, book, hot, costs, knobs, limit, self._rated.rows, offers)
         name, gamma, reason = chooser.choose()
         return Plan(gamma, reason=reason, drafter=name if gamma and name != state.drafter else "")
@@ -107,26 +108,29 @@ def _line(rows: int) -> tuple[float, ...]:
 
 
 class _Rated:
-    """What a profile knows of the cost of rows: the unit with measured widths, if there is one."""
+    """What a profile says of the cost of rows: the unit with several widths, if there is one. Of estimates nothing is known."""
 
     def __init__(self, profile: DeviceProfile) -> None:
         self.profile = profile
         self._unit = next((unit for unit in profile.units.values() if len(unit.forward_ms) > 1 and 1 in unit.forward_ms), None)
-        self.rows = frozenset(self._unit.forward_ms) if self._unit else frozenset[int]()
+        self.rows = frozenset(self._unit.forward_ms) if self._unit and not profile.estimated else frozenset[int]()
         self._contexts = sorted({context for by_context in self._unit.forward_ms.values() for context in by_context}) if self._unit else []
         self._shapes: dict[tuple[int, int], Sequence[float]] = {}
 
-    def shape(self, context_len: int, rows: int) -> Sequence[float]:
-        """Assumed v(1..rows): the measured widths at the nearest context, or a straight line."""
-        if self._unit is None or not self._contexts:
+    def shape(self, context_len: int, rows: int, seen: int) -> Sequence[float]:
+        """Assumed v(1..rows): the profile's widths at the nearest context, or a straight line.
+
+        An estimate gives way to the line as rounds are `seen`: a wrong one may say that nothing is worth measuring.
+        """
+        if self._unit is None or not self._contexts or (self.profile.estimated and seen >= ESTIMATE_ROUNDS):
             return _line(rows)
         near = min(self._contexts, key=lambda context: abs(context - context_len)), rows
         if near not in self._shapes:
-            self._shapes[near] = _measured_shape(self._unit, *near)
+            self._shapes[near] = _profile_shape(self._unit, *near)
         return self._shapes[near]
 
 
-def _measured_shape(unit: UnitProfile, context_len: int, rows: int) -> Sequence[float]:
+def _profile_shape(unit: UnitProfile, context_len: int, rows: int) -> Sequence[float]:
     book = RowCosts()
     for m, by_context in unit.forward_ms.items():
         if by_context:
