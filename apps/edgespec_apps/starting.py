@@ -41,8 +41,8 @@ def chip_estimate(spec: ModelSpec, unit: str) -> DeviceProfile | None:
         return None
     from edgespec_device_profiles import estimates, priors
 
-    known = next((known for known in estimates.units(chip) if known == unit), None)
-    return priors.prior(chip, spec, known) if known else None
+    known: dict[str, estimates.Unit] = {name: name for name in estimates.units(chip)}
+    return priors.prior(chip, spec, known[unit]) if unit in known else None
 
 
 def this_chip() -> Detected:
