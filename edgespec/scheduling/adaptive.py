@@ -177,17 +177,18 @@ class _Chooser:
             return name, gamma, f"a token assumed to take {expected / self.costs[0]:.2g} of plain decoding's time"
         return name, gamma, f"{expected:.3g} ms/token expected, plain {self.costs[0]:.3g}"
 
-    def _outlook(self, offer: Offer, *, alphas: Sequence[float] | None = None) -> _Outlook:
+    def _outlook(self, offer: Offer, *, hopes: Sequence[float] | None = None) -> _Outlook:
+        """As learnt, or with the acceptance that is hoped for and costs to match."""
         arm = self.memory.arm(offer)
         depth = self.limit if offer.tokens is None else min(self.limit, offer.tokens)
         reaches = arm.reaches(depth) if offer.tokens is None else [1.0] * depth
         offers = arm.offers if offer.tokens is None else 1.0
-        costs, draft = self.costs, arm.costs(self.hot)
+        costs, draft = self.costs if hopes is None else self._hoped_costs(), arm.costs(self.hot)
         start_ms, node_ms = draft.line if draft.known else (0.0, ASSUMED_DRAFT * costs[0])
         missed = (1.0 - offers) * (costs[0] + arm.miss_ms)
         ms, tokens = [costs[0]], [1.0]
         nodes, path, gain = 0.0, 1.0, 0.0
-        for reach, alpha in zip(reaches, arm.acceptance.alphas(depth) if alphas is None else alphas[:depth], strict=True):
+        for reach, alpha in zip(reaches, arm.acceptance.alphas(depth) if hopes is None else hopes[:depth], strict=True):
             nodes += reach
             path *= alpha
             gain += reach * path
@@ -198,6 +199,13 @@ class _Chooser:
             ms.append(missed + offers * (row_ms + start_ms + node_ms * nodes))
             tokens.append(1.0 + offers * gain)
         return _Outlook(ms, tokens, self._mixed(ms))
+
+    def _hoped_costs(self) -> list[float]:
+        """Two rows may cost far more than one, and many no more than two: a slope that nobody measured must not spoil every hope."""
+        wider = any(m in self.rated or self.book.samples(m) for m in range(3, len(self.costs) + 1))
+        if wider or not self.book.samples(2):
+            return self.costs
+        return [self.costs[0], *([self.costs[1]] * (len(self.costs) - 1))]
 
     def _mixed(self, ms: list[float]) -> list[float]:
         """Time, with energy mixed in as the knobs say where a meter exists: mJ in ms at the average watts."""
@@ -305,13 +313,13 @@ class _Chooser:
         if not arm.promising:
             return 0
         hopes = [min(alpha, HOPED_ACCEPTANCE) for alpha in arm.acceptance.alphas(self.limit, sigmas=LOOK_SIGMAS)]
-        outlook = self._outlook(offer, alphas=hopes)
+        outlook = self._outlook(offer, hopes=hopes)
         gamma = self._best(outlook)
         return min(gamma, arm.run_kept + 1) if self._pays(outlook, gamma) else 0
 
     def _look(self, offer: Offer, arm: Arm, outlook: _Outlook) -> int:
         """Nodes to look at a parked drafter with, 0 if it is not due or not paid for."""
-        hoped = self._outlook(offer, alphas=[HOPED_ACCEPTANCE] * self.limit)
+        hoped = self._outlook(offer, hopes=[HOPED_ACCEPTANCE] * self.limit)
         hopeless = not self._pays(hoped, self._best(hoped))
         undecided = arm.undecided and not hopeless
         interval = HOPELESS_INTERVAL if hopeless else min(FIRST_INTERVAL << arm.looks, LAST_INTERVAL)
