@@ -22,9 +22,9 @@ from edgespec.orchestrator.loop import decode, prefill
 from edgespec.orchestrator.runtime import Runtime
 from edgespec.orchestrator.session import Session
 from edgespec.scheduling import adaptive
-from edgespec.scheduling.memory import Memory
 from edgespec.scheduling.fixed import FixedPolicy
 from edgespec.scheduling.governor import Governor
+from edgespec.scheduling.memory import Memory
 from edgespec.scheduling.sensors import Reading, Sensors
 from tests.helpers.toyloop import parts_for
 from tests.helpers.toys import ToyEngine, toy_draft, toy_lm
