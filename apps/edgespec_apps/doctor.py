@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgespec_apps import machine
-from edgespec_apps.options import AsJson
+from edgespec_apps import machine, starting
+from edgespec_apps.options import DEFAULT_MODEL, AsJson
 
 if TYPE_CHECKING:
     from edgespec.orchestrator.store import Package
@@ -58,6 +58,7 @@ def examine(model: str | None) -> dict[str, Any]:
         "backends": {name: _about(name) for name in engines.NAMES},
         "versions": {"edgespec": edgespec.__version__} | {name: version(name) for name in _LIBRARIES},
         "machine": machine.describe(),
+        "profile": {"model": model or DEFAULT_MODEL} | starting.describe(model or DEFAULT_MODEL),
         "sensors": _sensors(),
         "energy_meters": _energy_meters(),
         "home": str(home),
@@ -185,6 +186,7 @@ def print_report(found: Mapping[str, Any]) -> None:
             *(f"preset {name}={value}" for name, value in about["preset_variables"].items()),
         ],
     )
+    _section(f"Sessions with {found['profile']['model']} start from", [found["profile"]["what"]])
     _section("Sensors", [_sensor_line(name, s) for name, s in found["sensors"].items()] or ["none known for this system"])
     meters = [f"{name}: {'works' if m['available'] else 'not available: ' + m['why_not']}" for name, m in found["energy_meters"].items()]
     _section("Energy meters (the first that works is used)", meters or ["none known for this system"])

@@ -7,7 +7,6 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import StrEnum
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
@@ -15,7 +14,6 @@ import typer
 from edgespec_apps.console import in_background, say, silence_stdout
 
 if TYPE_CHECKING:
-    from edgespec.core.device import DeviceProfile
     from edgespec.core.plan import Knobs
     from edgespec.core.sampling import Sampling
     from edgespec.orchestrator.runtime import Runtime
@@ -146,9 +144,10 @@ class ModelOptions:
     def load(self) -> Runtime:
         """The loaded model; what there is to say about it goes to stderr. Raises as `edgespec.load` does."""
         import edgespec
+        from edgespec_apps import starting
 
         check_policy(self.policy)
-        profile = measured_profile(self.model)
+        profile = starting.measured_profile(self.model)
         runtime = in_background(
             lambda: edgespec.load(
                 self.model,
@@ -161,6 +160,9 @@ class ModelOptions:
                 require_unit=self.require_unit.value if self.require_unit else None,
             )
         )
+        if profile is None:
+            estimate = in_background(lambda: starting.chip_estimate(runtime.spec, runtime.target.capabilities.unit))
+            runtime.profile = estimate or runtime.profile
         for note in runtime.notes:
             say(note)
         return runtime
@@ -172,22 +174,6 @@ class ModelOptions:
 
     def session(self, runtime: Runtime) -> Session:
         return runtime.session(policy=self.policy, verify=self.verify.value, max_context=self.max_context, knobs=self.knobs())
-
-
-def measured_profile(model: str) -> DeviceProfile | None:
-    """What `edgespec profile` last found out about this machine, with this model if it was tried; None before its first run."""
-    from edgespec.orchestrator.store import home
-
-    folder = home() / "profiles"
-    if not folder.is_dir():
-        return None
-    from edgespec_apps import machine
-    from edgespec_device_profiles import history
-
-    name = model if Path(model).is_dir() else model.rpartition("@")[0] or model
-    here = history.machine_name(machine.processor(), machine.cores())
-    found = history.latest(folder, here, model=Path(name).name, on_damaged=lambda error: say(f"ignoring a profile: {error}"))
-    return found.device() if found else None
 
 
 def check_policy(spec: str) -> None:

@@ -81,7 +81,7 @@ class Scene:
         while device.clock_s < self.minutes * 60:
             power, known, room = device.state(), reader.context_len, reader.room
             offers = reader.offers(min(room, self.knobs.max_draft_tokens))
-            state = RoundState(context_len=known, room=room, drafter=first, offers=offers, power=power)
+            state = RoundState(context_len=known, room=room, drafter=first, offers=offers, power=power, units=(HOME, "npu"))
             plan = policy(history, state, profile, self.knobs)
             began_s, began_mj, drafter = device.clock_s, device.energy_mj, plan.drafter or first
             allowed = max(0, min(plan.draft_tokens, room, self.knobs.max_draft_tokens))

@@ -61,6 +61,7 @@ class Chip:
             memory_bytes=memory_bytes,
             units=units,
             overlap_penalty=self.value("overlap_penalty"),
+            estimated=True,
             provenance=f"published priors for {self.chip}, nothing measured here; estimates: {', '.join(self.estimates) or 'none'}",
         )
 

@@ -119,6 +119,12 @@ def detect(probe: Probe | None = None) -> Detected:
     return Detected(os=os, reported=reported, memory_bytes=memory, chip=identify(reported) if reported else None)
 
 
+@lru_cache(maxsize=1)
+def detected() -> Detected:
+    """This machine, asked once per process: some systems take a second to answer."""
+    return detect()
+
+
 _Facts = tuple[str, str, int | None]  # (os, reported chip, memory bytes)
 
 

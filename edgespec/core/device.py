@@ -23,7 +23,10 @@ class UnitProfile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceProfile:
-    """Priors with provenance until a profiling run on the device replaces them."""
+    """Priors with provenance until a profiling run on the device replaces them.
+
+    `estimated`: nobody measured this model on this machine. Policies may start from such figures; they must not count on them.
+    """
 
     chip: str
     os: str = ""
@@ -31,6 +34,7 @@ class DeviceProfile:
     units: Mapping[str, UnitProfile] = field(default_factory=dict[str, UnitProfile])
     overlap_penalty: float | None = None  # factor on the target's step while a second unit drafts
     provenance: str = ""
+    estimated: bool = False
     schema: str = "edgespec.device/1"
 
     @classmethod

@@ -34,6 +34,6 @@ class Plan:
     drafter: str = ""  # empty: the session's own
     depth: int | None = None
     rows: int | None = None
-    unit: str = ""
+    unit: str = ""  # where the target runs; empty: where it is
     ahead: int = 0  # outcomes to pre-draft while the target verifies
     pause_ms: float = 0.0

@@ -15,6 +15,7 @@ class RoundState:
     """What is true as the round begins. `room` is the most draft nodes that could still be delivered.
 
     `offers`: one from every drafter that can be asked this round; a plan may name any of them, and none means `drafter`.
+    `units`: those the target can run on this round; a plan moves it among these and to no other.
     """
 
     context_len: int
@@ -23,6 +24,7 @@ class RoundState:
     offers: tuple[Offer, ...] = ()
     draft_entropy: float | None = None  # nats; only when the policy wants it and the drafter has a law
     power: PowerThermalState | None = None
+    units: tuple[str, ...] = ()
 
 
 class Policy(Protocol):

@@ -160,7 +160,15 @@ def _guess(parts: Parts, history: Sequence[RoundTrace], *, room: int) -> tuple[P
     asked_at = perf_counter()
     known = parts.cache.length + 1
     power = parts.power()
-    state = RoundState(context_len=known, room=room, drafter=drafters.name, offers=offers, draft_entropy=entropy, power=power)
+    state = RoundState(
+        context_len=known,
+        room=room,
+        drafter=drafters.name,
+        offers=offers,
+        draft_entropy=entropy,
+        power=power,
+        units=(parts.target.capabilities.unit,),
+    )
     plan = parts.policy(history, state, parts.profile, parts.knobs)
     planned_at = perf_counter()
     allowed = max(0, min(plan.draft_tokens, room, parts.knobs.max_draft_tokens, parts.target.capabilities.max_rows - 1))

@@ -34,6 +34,7 @@ from edgespec.scheduling.limits import draft_limit
 from edgespec.scheduling.memory import DETOUR, FIRST_INTERVAL, HOT, LAST_INTERVAL, Arm, Choice, Memory, learn, setting_of
 
 ASSUMED_ROW = 0.15  # v(m) = 1 + .15 (m−1) until measured: between a GPU and a CPU
+ESTIMATE_ROUNDS = 8  # of so many an estimate says what rows cost; then what was measured over the straight line says it better
 ASSUMED_DRAFT = 0.1  # a draft step costs this share of a target step until measured
 MARGIN = 0.02  # gain below which the plan does not change
 EXPLORE_SHARE = 0.03  # of the time since the last detour may be lost on the next
@@ -95,7 +96,7 @@ class AdaptivePolicy:
         book = memory.book(hot)
         if self._rated is None or self._rated.profile is not profile:
             self._rated = _Rated(profile)
-        costs = book.curve(self._rated.shape(state.context_len, knobs.max_draft_tokens + 1), limit + 1)
+        costs = book.curve(self._rated.shape(state.context_len, knobs.max_draft_tokens + 1, book.seen), limit + 1)
         chooser = _Chooser(memory, book, hot, costs, knobs, limit, self._rated.rows, offers)
         name, gamma, reason = chooser.choose()
         return Plan(gamma, reason=reason, drafter=name if gamma and name != state.drafter else "")
@@ -107,26 +108,29 @@ def _line(rows: int) -> tuple[float, ...]:
 
 
 class _Rated:
-    """What a profile knows of the cost of rows: the unit with measured widths, if there is one."""
+    """What a profile says of the cost of rows: the unit with several widths, if there is one. Of estimates nothing is known."""
 
     def __init__(self, profile: DeviceProfile) -> None:
         self.profile = profile
         self._unit = next((unit for unit in profile.units.values() if len(unit.forward_ms) > 1 and 1 in unit.forward_ms), None)
-        self.rows = frozenset(self._unit.forward_ms) if self._unit else frozenset[int]()
+        self.rows = frozenset(self._unit.forward_ms) if self._unit and not profile.estimated else frozenset[int]()
         self._contexts = sorted({context for by_context in self._unit.forward_ms.values() for context in by_context}) if self._unit else []
         self._shapes: dict[tuple[int, int], Sequence[float]] = {}
 
-    def shape(self, context_len: int, rows: int) -> Sequence[float]:
-        """Assumed v(1..rows): the measured widths at the nearest context, or a straight line."""
-        if self._unit is None or not self._contexts:
+    def shape(self, context_len: int, rows: int, seen: int) -> Sequence[float]:
+        """Assumed v(1..rows): the profile's widths at the nearest context, or a straight line.
+
+        An estimate gives way to the line as rounds are `seen`: a wrong one may say that nothing is worth measuring.
+        """
+        if self._unit is None or not self._contexts or (self.profile.estimated and seen >= ESTIMATE_ROUNDS):
             return _line(rows)
         near = min(self._contexts, key=lambda context: abs(context - context_len)), rows
         if near not in self._shapes:
-            self._shapes[near] = _measured_shape(self._unit, *near)
+            self._shapes[near] = _profile_shape(self._unit, *near)
         return self._shapes[near]
 
 
-def _measured_shape(unit: UnitProfile, context_len: int, rows: int) -> Sequence[float]:
+def _profile_shape(unit: UnitProfile, context_len: int, rows: int) -> Sequence[float]:
     book = RowCosts()
     for m, by_context in unit.forward_ms.items():
         if by_context:
@@ -173,17 +177,18 @@ class _Chooser:
             return name, gamma, f"a token assumed to take {expected / self.costs[0]:.2g} of plain decoding's time"
         return name, gamma, f"{expected:.3g} ms/token expected, plain {self.costs[0]:.3g}"
 
-    def _outlook(self, offer: Offer, *, alphas: Sequence[float] | None = None) -> _Outlook:
+    def _outlook(self, offer: Offer, *, hopes: Sequence[float] | None = None) -> _Outlook:
+        """As learnt, or with the acceptance that is hoped for and costs to match."""
         arm = self.memory.arm(offer)
         depth = self.limit if offer.tokens is None else min(self.limit, offer.tokens)
         reaches = arm.reaches(depth) if offer.tokens is None else [1.0] * depth
         offers = arm.offers if offer.tokens is None else 1.0
-        costs, draft = self.costs, arm.costs(self.hot)
+        costs, draft = self.costs if hopes is None else self._hoped_costs(), arm.costs(self.hot)
         start_ms, node_ms = draft.line if draft.known else (0.0, ASSUMED_DRAFT * costs[0])
         missed = (1.0 - offers) * (costs[0] + arm.miss_ms)
         ms, tokens = [costs[0]], [1.0]
         nodes, path, gain = 0.0, 1.0, 0.0
-        for reach, alpha in zip(reaches, arm.acceptance.alphas(depth) if alphas is None else alphas[:depth], strict=True):
+        for reach, alpha in zip(reaches, arm.acceptance.alphas(depth) if hopes is None else hopes[:depth], strict=True):
             nodes += reach
             path *= alpha
             gain += reach * path
@@ -194,6 +199,13 @@ class _Chooser:
             ms.append(missed + offers * (row_ms + start_ms + node_ms * nodes))
             tokens.append(1.0 + offers * gain)
         return _Outlook(ms, tokens, self._mixed(ms))
+
+    def _hoped_costs(self) -> list[float]:
+        """Two rows may cost far more than one, and many no more than two: a slope that nobody measured must not spoil every hope."""
+        wider = any(m in self.rated or self.book.samples(m) for m in range(3, len(self.costs) + 1))
+        if wider or not self.book.samples(2):
+            return self.costs
+        return [self.costs[0], *([self.costs[1]] * (len(self.costs) - 1))]
 
     def _mixed(self, ms: list[float]) -> list[float]:
         """Time, with energy mixed in as the knobs say where a meter exists: mJ in ms at the average watts."""
@@ -301,13 +313,13 @@ class _Chooser:
         if not arm.promising:
             return 0
         hopes = [min(alpha, HOPED_ACCEPTANCE) for alpha in arm.acceptance.alphas(self.limit, sigmas=LOOK_SIGMAS)]
-        outlook = self._outlook(offer, alphas=hopes)
+        outlook = self._outlook(offer, hopes=hopes)
         gamma = self._best(outlook)
         return min(gamma, arm.run_kept + 1) if self._pays(outlook, gamma) else 0
 
     def _look(self, offer: Offer, arm: Arm, outlook: _Outlook) -> int:
         """Nodes to look at a parked drafter with, 0 if it is not due or not paid for."""
-        hoped = self._outlook(offer, alphas=[HOPED_ACCEPTANCE] * self.limit)
+        hoped = self._outlook(offer, hopes=[HOPED_ACCEPTANCE] * self.limit)
         hopeless = not self._pays(hoped, self._best(hoped))
         undecided = arm.undecided and not hopeless
         interval = HOPELESS_INTERVAL if hopeless else min(FIRST_INTERVAL << arm.looks, LAST_INTERVAL)

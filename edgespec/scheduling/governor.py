@@ -94,7 +94,7 @@ class Governor:
         if not asked:
             return self._policy(history, state, profile, knobs)
         plan = self._policy(history, state, profile, _narrowed(knobs, level))
-        return _lowered(plan, level, why, profile, heat.round_ms)
+        return _lowered(plan, level, why, cooler_unit(profile, state.units) if level.cooler else "", heat.round_ms)
 
     def _start(self) -> _Heat:
         return _Heat(self._model.cold() if self._model else None)
@@ -132,15 +132,15 @@ def _wish(power: PowerThermalState | None, knobs: Knobs) -> tuple[int, str]:
     return max(wishes, key=lambda wish: wish[0])
 
 
-def cooler_unit(profile: DeviceProfile) -> str:
-    """The unit that decodes fastest on a device that heat holds back, or "" where it is not clearly another than the fastest.
+def cooler_unit(profile: DeviceProfile, among: Sequence[str]) -> str:
+    """Of these units the one that decodes fastest on a device that heat holds back, or "" where it is not clearly another than the fastest.
 
     Decoding is bound by bandwidth, and a throttled unit's speed goes with watts^(1/κ): the score is bandwidth / busy watts^(1/κ).
     """
     rated = {
         name: (unit.bandwidth_gbs, unit.bandwidth_gbs / unit.busy_w ** (1.0 / SPEED_EXPONENT))
         for name, unit in profile.units.items()
-        if unit.bandwidth_gbs and unit.busy_w
+        if name in among and unit.bandwidth_gbs and unit.busy_w
     }
     if len(rated) < 2:
         return ""
@@ -155,14 +155,14 @@ def _narrowed(knobs: Knobs, level: Level) -> Knobs:
     return replace(knobs, max_draft_tokens=most, energy="saver" if level.saving else knobs.energy)
 
 
-def _lowered(plan: Plan, level: Level, why: str, profile: DeviceProfile, round_ms: float) -> Plan:
+def _lowered(plan: Plan, level: Level, why: str, unit: str, round_ms: float) -> Plan:
     most = plan.draft_tokens if level.draft_tokens is None else min(plan.draft_tokens, level.draft_tokens)
     return replace(
         plan,
         draft_tokens=most,
         rows=None if plan.rows is None else min(plan.rows, most + 1),
         ahead=0 if level.saving else plan.ahead,
-        unit=plan.unit or (cooler_unit(profile) if level.cooler else ""),
+        unit=plan.unit or unit,
         pause_ms=max(plan.pause_ms, round_ms * (1.0 / level.duty - 1.0)),
         reason=f"{level.name}: {why}; {plan.reason}",
     )

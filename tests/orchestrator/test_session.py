@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from edgespec.core.cancel import CancelToken
+from edgespec.core.device import DeviceProfile, PowerThermalState, UnitProfile
 from edgespec.core.errors import CapabilityError, ContextLengthError
-from edgespec.core.plan import Knobs
+from edgespec.core.plan import Knobs, Plan
+from edgespec.core.policy import RoundState
 from edgespec.core.sampling import Sampling
 from edgespec.core.trace import RoundTrace
+from edgespec.drafting.ngram import NgramDrafter
 from edgespec.orchestrator import session as session_module
+from edgespec.orchestrator.loop import decode, prefill
 from edgespec.orchestrator.runtime import Runtime
 from edgespec.orchestrator.session import Session
 from edgespec.scheduling import adaptive
+from edgespec.scheduling.fixed import FixedPolicy
+from edgespec.scheduling.governor import Governor
 from edgespec.scheduling.memory import Memory
 from edgespec.scheduling.sensors import Reading, Sensors
+from tests.helpers.toyloop import parts_for
 from tests.helpers.toys import ToyEngine, toy_draft, toy_lm
 from tests.helpers.toytext import LETTERS, letter_tokenizer, toy_runtime
 
@@ -338,6 +346,30 @@ def test_heat_slows_the_answer_and_never_changes_it(sampling: Sampling) -> None:
     if sampling.greedy:
         assert max(t.drafted for t in cool.traces) > 4
     assert {t.energy_mj for t in cool.traces} == {5.0}
+
+
+def test_a_session_stays_on_the_one_unit_it_has() -> None:
+    """Whatever a profile says of others: nothing would move the work."""
+    units = {"cpu": UnitProfile(bandwidth_gbs=80.0, busy_w=8.0), "npu": UnitProfile(bandwidth_gbs=60.0, busy_w=2.0)}
+    governor, plans = Governor(FixedPolicy(2)), list[Plan]()
+
+    class Listening(FixedPolicy):
+        def __call__(self, history: Sequence[RoundTrace], state: RoundState, profile: DeviceProfile, knobs: Knobs) -> Plan:
+            assert state.units == ("cpu",)
+            plans.append(governor(history, state, profile, knobs))
+            return plans[-1]
+
+    prompt = [1, 2, 3]
+    parts = replace(
+        parts_for(toy_lm(2), NgramDrafter(), prompt, k=2),
+        policy=Listening(2),
+        profile=DeviceProfile(chip="x", units=units),
+        power=lambda: PowerThermalState(thermal="serious"),
+    )
+    prefill(parts, prompt)
+    traces = [round.trace for round in decode(parts, prompt[-1], max_tokens=8, stop_ids=frozenset())]
+    assert {plan.unit for plan in plans} == {""}
+    assert all("restrained" in trace.reason and "npu" not in trace.reason for trace in traces)
 
 
 def test_below_the_users_battery_limit_nothing_is_drafted() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -26,9 +27,24 @@ def planned(history: list[RoundTrace]) -> list[int]:
     return [trace.planned for trace in history]
 
 
+def estimated(ms: Callable[[int], float]) -> DeviceProfile:
+    return DeviceProfile(chip="x", units={"gpu": UnitProfile(forward_ms={m: {256: ms(m)} for m in (1, 2, 4, 8, 16)})}, estimated=True)
+
+
+STARTS = {  # from rows that cost nothing to rows that cost as much as passes of their own: nothing is further from the truth
+    "nothing": GENERIC,
+    "too cheap": estimated(lambda rows: 1.0 + 1e-3 * rows),
+    "rather dear": estimated(lambda rows: 7.0 + 3.5 * (rows - 1)),  # dear enough that the first look is a short one
+    "dearer": estimated(lambda rows: 7.0 + 4.9 * (rows - 1)),
+    "too dear": estimated(lambda rows: 7.0 * rows),
+}
+starts = pytest.mark.parametrize("start", STARTS.values(), ids=STARTS)
+
+
+@starts
 @pytest.mark.parametrize("seed", range(10))
-def test_esb_08_a_draft_that_does_not_pay_is_parked(seed: int) -> None:
-    history = play(POOR, AdaptivePolicy(), 256, np.random.default_rng(seed))
+def test_esb_08_a_draft_that_does_not_pay_is_parked(seed: int, start: DeviceProfile) -> None:
+    history = play(POOR, AdaptivePolicy(), 256, np.random.default_rng(seed), profile=start)
     assert 0 in planned(history)[:32]
     assert planned(history)[2:256].count(0) >= 0.9 * 254
     plain_ms = 10.0 * sum(trace.emitted for trace in history)
@@ -36,23 +52,36 @@ def test_esb_08_a_draft_that_does_not_pay_is_parked(seed: int) -> None:
     assert sum(trace.round_ms for trace in play(POOR, FixedPolicy(4), 256, np.random.default_rng(seed))) > 2 * plain_ms
 
 
+def rounds_until_it_is_back(seed: int, start: DeviceProfile) -> int:
+    """After 100 poor rounds; three drafts in a row, the last one counted. Fails unless all is well in the end."""
+    policy, rng = AdaptivePolicy(), np.random.default_rng(seed)
+    history = play(POOR, policy, 100, rng, profile=start)
+    play(GOOD, policy, 364, rng, history=history, profile=start)
+    assert expected_throughput(GOOD, history[-250:]) > 0.93 * GOOD.oracle()
+    after = planned(history)[100:]
+    return next(i + 3 for i in range(len(after) - 2) if min(after[i : i + 3]) > 0)
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_esb_08_it_comes_back_when_acceptance_rises(seed: int) -> None:
-    policy, rng = AdaptivePolicy(), np.random.default_rng(seed)
-    history = play(POOR, policy, 100, rng)
-    play(GOOD, policy, 64, rng, history=history)
-    after = planned(history)[100:]
-    assert any(min(after[i : i + 3]) > 0 for i in range(62))
-    play(GOOD, policy, 300, rng, history=history)
-    assert expected_throughput(GOOD, history[-250:]) > 0.93 * GOOD.oracle()
+    assert rounds_until_it_is_back(seed, GENERIC) <= 64
 
 
-def test_oracle_in_stationary_worlds() -> None:
+@starts
+def test_esb_08_it_comes_back_whatever_it_started_from(start: DeviceProfile) -> None:
+    """Now and then two looks in a row are refused by chance; that is no rarer without an estimate (95 of 100 are back within 64)."""
+    waits = [rounds_until_it_is_back(seed, start) for seed in range(30)]
+    print(f"back within 64 rounds: {sum(wait <= 64 for wait in waits)} of 30, at most {max(waits)}")
+    assert sum(wait <= 64 for wait in waits) >= 27
+
+
+@starts
+def test_oracle_in_stationary_worlds(start: DeviceProfile) -> None:
     shares: list[float] = []
     fixed: list[float] = []
     for seed in range(20):
         world = random_world(np.random.default_rng(seed))
-        history = play(world, AdaptivePolicy(), 1500, np.random.default_rng(1000 + seed))
+        history = play(world, AdaptivePolicy(), 1500, np.random.default_rng(1000 + seed), profile=start)
         shares.append(expected_throughput(world, history) / world.oracle())
         fixed.append(world.tokens_per_ms(4) / world.oracle())
     print(f"share of the oracle: adaptive {np.mean(shares):.3f} (least {min(shares):.3f}), fixed:4 {np.mean(fixed):.3f}")
@@ -195,6 +224,29 @@ def test_a_measured_profile_is_the_prior() -> None:
     assert first["dear"] == 0 < 3 <= first["free"]
 
 
+def test_an_estimate_gives_the_shape_until_rounds_were_seen() -> None:
+    """The first plan follows it, told without a unit; its widths are still looked at."""
+    first = {name: AdaptivePolicy()([], made_state(), start, Knobs()) for name, start in STARTS.items()}
+    assert first["too dear"].draft_tokens == 0 < first["nothing"].draft_tokens < first["too cheap"].draft_tokens
+    assert not any("ms" in plan.reason.split() for plan in first.values())
+    seen = [made_round(i, planned=0, verify_ms=10.0) for i in range(20)]
+    later = {name: AdaptivePolicy()(seen, made_state(), start, Knobs()) for name, start in STARTS.items()}
+    assert later["too dear"] == later["too cheap"] == later["nothing"]
+
+
+def test_a_good_estimate_makes_the_first_rounds_better() -> None:
+    gained: list[float] = []
+    for seed in range(40):
+        world = random_world(np.random.default_rng(seed))
+        shares = [
+            expected_throughput(world, play(world, AdaptivePolicy(), 8, np.random.default_rng(seed), profile=start)) / world.oracle()
+            for start in (GENERIC, estimated(world.row_ms))
+        ]
+        gained.append(shares[1] - shares[0])
+    print(f"share of the oracle gained in the first 8 rounds: {np.mean(gained):.3f}")
+    assert np.mean(gained) > 0.02
+
+
 def test_a_pace_that_plain_decoding_keeps_needs_no_draft() -> None:
     world = World(lambda rows: 10 + 0.2 * rows, 0.2, [0.8] * 32)
     policy, rng = AdaptivePolicy(), np.random.default_rng(0)
@@ -261,11 +313,12 @@ def test_looks_become_rarer_while_nothing_changes() -> None:
     assert 0 < sum(looks[2000:]) < 0.5 * sum(looks[:2000])
 
 
-def test_rows_that_the_profile_knows_are_not_looked_at() -> None:
+def test_rows_that_a_measured_profile_knows_are_not_looked_at() -> None:
     world = World(lambda rows: 10 + rows, 0.5, [0.8] * 32)
     known = DeviceProfile(chip="x", units={"cpu": UnitProfile(forward_ms={m: {100: 10.0 + m} for m in range(1, 18)})})
+    guessed = replace(known, estimated=True)
     counts = [
         sum("looking" in trace.reason for trace in play(world, AdaptivePolicy(), 35, np.random.default_rng(3), profile=profile))
-        for profile in (GENERIC, known)
+        for profile in (GENERIC, guessed, known)
     ]
-    assert counts[0] > counts[1] == 0
+    assert min(counts[:2]) > counts[2] == 0

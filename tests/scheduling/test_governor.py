@@ -117,8 +117,16 @@ def test_heat_moves_work_to_the_cooler_unit_where_that_pays(npu_gbs: float | Non
     profile = DeviceProfile(chip="x", units=units)
     for word, expected in (("nominal", ""), ("serious", unit)):
         power = PowerThermalState(thermal="serious" if word == "serious" else "nominal")
-        state = RoundState(context_len=1, room=9, power=power)
+        state = RoundState(context_len=1, room=9, power=power, units=("gpu", "npu"))
         assert Governor(FixedPolicy(2))([], state, profile, Knobs()).unit == expected
+
+
+@pytest.mark.parametrize("among", [(), ("gpu",), ("npu",), ("gpu", "cpu")])
+def test_work_is_moved_only_among_the_units_that_the_session_has(among: tuple[str, ...]) -> None:
+    units = {"gpu": UnitProfile(bandwidth_gbs=80.0, busy_w=8.0), "npu": UnitProfile(bandwidth_gbs=60.0, busy_w=2.0)}
+    state = RoundState(context_len=1, room=9, power=PowerThermalState(thermal="serious"), units=among)
+    plan = Governor(FixedPolicy(2))([], state, DeviceProfile(chip="x", units=units), Knobs())
+    assert plan.unit == "" and "npu" not in plan.reason
 
 
 def test_it_is_a_function_of_the_history() -> None:
