@@ -43,6 +43,7 @@ PLAIN_CHECK = 150  # samples after which one row is timed again whatever it cost
 SECOND_OPINION = 8  # plain rounds after a look that went neither well nor badly
 PARKED_SHARE = 0.05  # what such looks may cost at the longest interval, so that a recovery is noticed
 LOST_SHARE = 0.07  # no look while more than this has been lost against plain decoding
+ENOUGH_LOOKS = 40  # in a row; what they could not show, more of them will not
 HOPELESS_INTERVAL = 60  # rounds between looks at a drafter that could not win even if nearly all were accepted
 HOPED_ACCEPTANCE = 0.95
 LOOK_SIGMAS = 2.0
@@ -310,7 +311,7 @@ class _Chooser:
 
     def _follow_up(self, offer: Offer, arm: Arm) -> int:
         """After a good look: again and longer, while an optimist could still believe in it."""
-        if not arm.promising:
+        if not arm.promising or arm.streak > ENOUGH_LOOKS:
             return 0
         hopes = [min(alpha, HOPED_ACCEPTANCE) for alpha in arm.acceptance.alphas(self.limit, sigmas=LOOK_SIGMAS)]
         outlook = self._outlook(offer, hopes=hopes)
