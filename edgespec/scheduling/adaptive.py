@@ -49,7 +49,6 @@ HOPED_ACCEPTANCE = 0.95
 LOOK_SIGMAS = 2.0
 LONGEST_LOOK = 4
 LONG_LOOK_SHARE = 0.3  # of the budget for looks; one node says most of what there is to know
-LEAST_SHARE = 0.05  # of the rounds that the present setting is taken to make up
 SURE_TOKENS = 2.5  # expected tokens per round that make it needless to measure plain decoding first
 ENERGY_WEIGHT: Mapping[str, float] = {"fast": 0.0, "balanced": 0.3, "saver": 0.8}
 
@@ -217,7 +216,7 @@ class _Chooser:
         return [(1.0 - weight) * a + weight * e / watts for a, e in zip(ms, energy, strict=False)]
 
     def _going_rate(self, outlooks: Mapping[str, _Outlook]) -> float:
-        """Cost of a token in the long run: this setting at its best, the others as they are, by how often each comes up.
+        """Cost of the tokens that come next: of those here at their best, and of the settings that usually follow, by how often they do.
 
         Never more than plain decoding's.
         """
@@ -225,11 +224,17 @@ class _Chooser:
         own = min(outlooks.values(), key=lambda outlook: outlook.price)
         at = min(range(len(own.cost)), key=lambda gamma: own.cost[gamma] / own.tokens[gamma])
         here = setting_of(self.offers)
+        path = self.memory.paths.get(here)
+        if path is None or not path.next:
+            return own.price
         weight = ENERGY_WEIGHT[self.knobs.energy] if self.memory.watts is not None else 0.0
-        others = [path for setting, path in self.memory.paths.items() if setting != here]
-        share = max(1.0 - sum(path.share for path in others), LEAST_SHARE)
-        cost = share * own.cost[at] + plain * sum(path.share * path.mixed(weight) for path in others)
-        tokens = share * own.tokens[at] + sum(path.share * path.tokens for path in others)
+        cost = tokens = 0.0
+        for follower, share in path.next.items():
+            if follower == here:
+                cost, tokens = cost + share * own.cost[at], tokens + share * own.tokens[at]
+            else:
+                then = self.memory.paths[follower]
+                cost, tokens = cost + share * plain * then.mixed(weight), tokens + share * then.tokens
         return min(plain, cost / tokens)
 
     def _value(self, outlook: _Outlook, gamma: int) -> float:

@@ -18,7 +18,8 @@ DETOUR = "looking"  # in a plan's reason: not the path
 FIRST_INTERVAL, LAST_INTERVAL = 4, 30  # rounds without it between looks at a parked arm
 LOOK_WEIGHT = 1.5  # tested tokens that old beliefs weigh when a parked arm is looked at
 PROMISING = 0.7
-PACE = 0.98  # memory of what a token costs on average, per round
+PACE = 0.97  # memory of what follows a setting, per time
+NEXT = 2  # rounds that count as following
 
 ArmKey = tuple[str, int]  # (drafter, level of confidence)
 Setting = tuple[ArmKey, ...]  # what a round could choose from
@@ -121,13 +122,14 @@ class Arm:
 class Path:
     """What was chosen in one setting, the last time and as a rule (a detour becomes the rule if planned again), and what it brings.
 
-    `cost` and `energy_cost` are those of an expected round in plain decoding's cost of one; `share` of the rounds of late, discounted.
+    `cost` and `energy_cost` are those of an expected round in plain decoding's cost of one; `next` counts the settings of the rounds
+    that followed this one's, discounted.
     """
 
     last: Choice = ("", -1)
     incumbent: Choice = ("", -1)
     whole: bool = False  # the incumbent was all that was offered
-    share: float = 0.0
+    next: dict[Setting, float] = field(default_factory=dict[Setting, float])
     cost: float = 1.0
     energy_cost: float = 1.0
     tokens: float = 1.0
@@ -146,6 +148,7 @@ class Memory:
     watts: float | None = None  # mJ per ms, averaged
     arms: dict[ArmKey, Arm] = field(default_factory=dict[ArmKey, Arm])
     paths: dict[Setting, Path] = field(default_factory=dict[Setting, Path])
+    lately: list[Path] = field(default_factory=list[Path])  # of the last rounds, newest first
     thermal: str | None = None
     ms_since_detour: float = 0.0
     elapsed_ms: float = 0.0
@@ -189,10 +192,12 @@ def learn(memory: Memory, trace: RoundTrace) -> Memory:
             asked.observe(trace)
         elif offer.tokens != 0 and (known := memory.arms.get(arm_of(offer))) is not None:
             known.rest()
-    for path in memory.paths.values():
-        path.share *= PACE
-    path = memory.path(setting_of(offers))
-    path.share += 1.0 - PACE
+    setting = setting_of(offers)
+    path = memory.path(setting)
+    for before in memory.lately:
+        before.next = {follower: PACE * weight for follower, weight in before.next.items()}
+        before.next[setting] = before.next.get(setting, 0.0) + 1.0
+    memory.lately = [path, *memory.lately[: NEXT - 1]]
     _keep_pace(memory, path, trace, asked, hot)
     _keep_to(memory, path, trace, offers, round_ms)
     return memory
