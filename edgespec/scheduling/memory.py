@@ -19,7 +19,6 @@ FIRST_INTERVAL, LAST_INTERVAL = 4, 30  # rounds without it between looks at a pa
 LOOK_WEIGHT = 1.5  # tested tokens that old beliefs weigh when a parked arm is looked at
 PROMISING = 0.7
 PACE = 0.97  # memory of what follows a setting, per time
-NEXT = 2  # rounds that count as following
 
 ArmKey = tuple[str, int]  # (drafter, level of confidence)
 Setting = tuple[ArmKey, ...]  # what a round could choose from
@@ -122,8 +121,8 @@ class Arm:
 class Path:
     """What was chosen in one setting, the last time and as a rule (a detour becomes the rule if planned again), and what it brings.
 
-    `cost` and `energy_cost` are those of an expected round in plain decoding's cost of one; `next` counts the settings of the rounds
-    that followed this one's, discounted.
+    `cost` and `energy_cost` are those of an expected round in plain decoding's cost of one; `next` counts the settings that followed
+    this one, discounted.
     """
 
     last: Choice = ("", -1)
@@ -148,7 +147,7 @@ class Memory:
     watts: float | None = None  # mJ per ms, averaged
     arms: dict[ArmKey, Arm] = field(default_factory=dict[ArmKey, Arm])
     paths: dict[Setting, Path] = field(default_factory=dict[Setting, Path])
-    lately: list[Path] = field(default_factory=list[Path])  # of the last rounds, newest first
+    lately: Path | None = None  # of the last round
     thermal: str | None = None
     ms_since_detour: float = 0.0
     elapsed_ms: float = 0.0
@@ -194,10 +193,10 @@ def learn(memory: Memory, trace: RoundTrace) -> Memory:
             known.rest()
     setting = setting_of(offers)
     path = memory.path(setting)
-    for before in memory.lately:
+    if (before := memory.lately) is not None:
         before.next = {follower: PACE * weight for follower, weight in before.next.items()}
         before.next[setting] = before.next.get(setting, 0.0) + 1.0
-    memory.lately = [path, *memory.lately[: NEXT - 1]]
+    memory.lately = path
     _keep_pace(memory, path, trace, asked, hot)
     _keep_to(memory, path, trace, offers, round_ms)
     return memory
