@@ -162,6 +162,7 @@ def _guess(parts: Parts, history: Sequence[RoundTrace], *, room: int) -> tuple[P
     drafters = parts.drafters
     began, engine_ms = perf_counter(), drafters.engine_ms
     entropy = drafters.next_entropy() if parts.policy.wants_entropy and room > 0 else None
+    offering_at = perf_counter()
     offers = drafters.offers(min(room, parts.knobs.max_draft_tokens))
     asked_at = perf_counter()
     known = parts.cache.length + 1
@@ -192,7 +193,7 @@ def _guess(parts: Parts, history: Sequence[RoundTrace], *, room: int) -> tuple[P
         _Timing(
             plan_ms=(planned_at - asked_at) * 1e3,
             draft_ms=(ended - planned_at + asked_at - began) * 1e3,
-            offer_ms=(asked_at - began) * 1e3,
+            offer_ms=(asked_at - offering_at) * 1e3,
             engine_ms=drafters.engine_ms - engine_ms,
             entropy_nats=entropy,
             power=power,
