@@ -88,7 +88,8 @@ class Runtime:
         assert self.draft_engine is not None
         drafter = ModelDrafter(self.draft_engine, capacity=max_context)
         apart = self.draft_engine.capabilities.unit != self.target.capabilities.unit
-        return AheadDrafter(drafter) if apart or self.profile.overlap_penalty is not None else drafter
+        measured = self.profile.overlap_penalty is not None and not self.profile.estimated  # an estimate is of two units
+        return AheadDrafter(drafter) if apart or measured else drafter
 
     def power(self) -> PowerThermalState | None:
         """Battery and heat as last read; None without sensors. Never blocks."""

@@ -153,10 +153,18 @@ def on_unit(engine: ToyEngine, unit: str) -> ToyEngine:
 
 
 @pytest.mark.parametrize(
-    ("unit", "penalty", "can"), [("cpu", None, False), ("npu", None, True), ("cpu", 1.5, True)], ids=["one unit", "two", "measured at once"]
+    ("unit", "penalty", "estimated", "can"),
+    [
+        ("cpu", None, False, False),
+        ("npu", None, False, True),
+        ("cpu", 1.5, False, True),
+        ("cpu", 1.0, True, False),
+        ("npu", 1.0, True, True),
+    ],
+    ids=["one unit", "two units", "measured on one", "estimated for two", "estimated, and two there are"],
 )
-def test_who_can_draft_ahead(unit: str, penalty: float | None, can: bool) -> None:
-    profile = DeviceProfile(chip="x", overlap_penalty=penalty)
+def test_who_can_draft_ahead(unit: str, penalty: float | None, estimated: bool, can: bool) -> None:
+    profile = DeviceProfile(chip="x", overlap_penalty=penalty, estimated=estimated)
     engine = on_unit(toy_draft(3), unit)
     with Runtime(toy_lm(3), letter_tokenizer(), draft="small,ngram", draft_engine=engine, profile=profile) as opened:
         pool = opened.new_drafters(64)
