@@ -177,3 +177,19 @@ def test_nothing_is_drafted_ahead_when_power_is_to_be_saved() -> None:
     saving = replace(state, power=PowerThermalState(low_power_mode=True))
     assert governor([], saving, profile(1.0), Knobs()).ahead == 0
     assert [[offer.ahead for offer in offers] for offers in inner.offers] == [[True, False], [False, False]], "nor priced so"
+
+
+@pytest.mark.parametrize(("alpha", "draft_ms"), [(0.7, 5.0), (0.85, 2.0), (0.85, 5.0), (0.95, 2.0), (0.95, 5.0)])
+def test_what_it_brings_on_two_units(alpha: float, draft_ms: float) -> None:
+    """Printed: throughput against the best fixed plan known in hindsight, and against this policy where nothing can be drafted ahead."""
+    here, one_unit = world(1.03, alpha, draft_ms), world(None, alpha, draft_ms)
+    shares, gains = list[float](), list[float]()
+    for seed in range(4):
+        history = play(here, AdaptivePolicy(), 1000, np.random.default_rng(seed), profile=profile(1.03))
+        without = play(one_unit, AdaptivePolicy(), 1000, np.random.default_rng(seed))
+        got = expected_throughput(here, history)
+        shares.append(got / here.oracle())
+        gains.append(got / expected_throughput(one_unit, without) - 1)
+    print(f"alpha {alpha}, draft step {draft_ms} ms: share of the oracle {np.mean(shares):.3f}, gain {np.mean(gains):.1%}")
+    assert min(shares) > 0.9
+    assert np.mean(gains) > 0.015
