@@ -97,9 +97,8 @@ class Pool:
 
     def draft_ahead(self, draft: Draft, max_tokens: int, rng: np.random.Generator) -> bool:
         """Let the drafter of `draft` guess on for the next round while this one is verified. False if it cannot, or does not now."""
-        member = self._members[draft.source]
-        drafter = member.drafter
-        if member.resting or not isinstance(drafter, AheadDrafter):
+        member = self._members.get(draft.source)  # None: made by a drafter within a drafter
+        if member is None or member.resting or not isinstance(drafter := member.drafter, AheadDrafter):
             return False
         return bool(self._guarded(member, lambda _: drafter.draft_ahead(draft, max_tokens, rng)))
 
