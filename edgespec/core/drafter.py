@@ -23,6 +23,8 @@ class Offer:
     tokens: int | None = None  # nodes it would propose if allowed; None: as many as are asked for, as far as it knows
     confidence: int = 0
     expected: float | None = None  # share of guesses of this level that are usually accepted, where the drafter knows; a prior only
+    ahead: bool = False  # whether it can draft ahead while the target verifies
+    ready: int = 0  # nodes of it that were drafted ahead and cost nothing any more
 
 
 class Drafter(Protocol):

@@ -22,7 +22,10 @@ class RoundTrace:
     emitted: int
     rows: int  # rows the target scored
     plan_ms: float = 0.0
+    ahead: int = 0  # outcomes that were drafted for while the target verified: its pass was disturbed
+    predrafted: int = 0  # of `drafted`, how many were made ahead, in the round before
     draft_ms: float = 0.0  # the drafter, its own engine calls included
+    offer_ms: float = 0.0  # of which before the plan; what was drafted ahead is waited for here
     draft_engine_ms: float = 0.0  # of which in engine calls
     verify_ms: float = 0.0  # the target's forward pass
     judge_ms: float = 0.0

@@ -17,6 +17,8 @@ from edgespec.core.verdict import Outcome
 
 _PREFILL_ROWS = 256
 
+Guess = tuple[int, Float32 | None]  # a token, and the law [V] it was drawn from, or None for the likeliest
+
 
 class Streak:
     """How a draft model is doing: right guesses beget right guesses, so their number in a row is its level of confidence.
@@ -51,7 +53,7 @@ class Streak:
 class ModelDrafter:
     """Draws a chain from a smaller engine with its own cache, through the same `normalise` as the target.
 
-    The cache may run ahead of the answer by the guesses the engine has read; `observe` takes back what was refused. When the
+    The cache may run ahead of the answer by the guesses the engine has read; `observe` takes back what did not come true. When the
     engine's context is full it stops guessing, so the cost per round stays bounded.
     """
 
@@ -62,12 +64,17 @@ class ModelDrafter:
         self._engine = engine
         self._cache = engine.new_cache(min(capacity or engine.spec.max_context, engine.spec.max_context))
         self._known: list[int] = []  # every token of the answer so far
-        self._read: list[int] = []  # what the cache holds; a prefix of _known between rounds
+        self._read: list[int] = []  # what the cache holds: the beginning of _known, or all of it and guesses behind
         self._next: Float32 | None = None  # logits [V] after all of _known, once asked for
         self._state = SamplingState(Sampling())
         self._cancel: CancelToken | None = None
         self._streak = Streak()
         self.engine_ms = 0.0
+
+    @property
+    def room(self) -> int:
+        """Guesses that fit behind what is known: all of them but the last are fed."""
+        return self._cache.capacity - len(self._known) + 1
 
     def start(self, prompt_ids: Sequence[int], *, sampling: Sampling, cancel: CancelToken | None = None) -> None:
         self._known = [int(t) for t in prompt_ids]
@@ -78,34 +85,41 @@ class ModelDrafter:
         self._streak = Streak()
 
     def offer(self, max_tokens: int) -> Offer:
-        room = max(0, self._room())
+        room = max(0, self.room)
         level = self._streak.level
         return Offer(self.name, room if room < max_tokens else None, level, Streak.EXPECTED[level])
 
     def next_entropy(self) -> float | None:
-        if self._room() <= 0:
+        if self.room <= 0:
             return None
-        logits = self._logits_after_known()
+        logits = self._logits_after((), self._cancel)
         if not np.isfinite(logits.max()):
             return None
         law = log_softmax(logits) if self._state.sampling.greedy else self._state.law(logits)
         p = np.exp(law.astype(np.float64))
         return float(-(p[p > 0] * law[p > 0]).sum())
 
-    def propose(self, max_tokens: int, rng: np.random.Generator) -> Draft:
-        guesses, laws = list[int](), list[Float32]()
-        logits: Float32 | None = None
-        for _ in range(min(max_tokens, self._room())):
-            logits = self._logits_after_known() if logits is None else self._forward(guesses[-1:])
-            if not np.isfinite(logits.max()):
-                raise DeviceError("the draft model's logits are not numbers")  # it must not poison the judge
-            if self._state.sampling.greedy:
-                guesses.append(self._state.best(logits, guesses))
-            else:
-                laws.append(self._state.law(logits, guesses))
-                guesses.append(draw(np.exp(laws[-1].astype(np.float64)), rng))
+    def propose(self, max_tokens: int, rng: np.random.Generator, *, begun: Sequence[Guess] = ()) -> Draft:
+        """`begun`: guesses that were made before, as `guess` gives them; the draft begins with them."""
+        guesses = list(begun)
+        while len(guesses) < min(max_tokens, self.room):
+            guesses.append(self.guess([token for token, _ in guesses], rng))
+        laws = [law for _, law in guesses if law is not None]
         q = LogProbs(np.stack(laws)) if laws else None
-        return Draft.chain(guesses, context_len=len(self._known), q=q, source=self.name)
+        return Draft.chain([token for token, _ in guesses], context_len=len(self._known), q=q, source=self.name)
+
+    def guess(self, path: Sequence[int], rng: np.random.Generator | None, *, cancel: CancelToken | None = None) -> Guess:
+        """What follows all that is known and then `path`: drawn by `rng`, or the likeliest (greedy sampling, or no `rng`).
+
+        `cancel` stands in for the answer's own. Only what is read changes, so any path may be tried without taking it back.
+        """
+        logits = self._logits_after(path, cancel or self._cancel)
+        if not np.isfinite(logits.max()):
+            raise DeviceError("the draft model's logits are not numbers")  # it must not poison the judge
+        if rng is None or self._state.sampling.greedy:
+            return self._state.best(logits, path), None
+        law = self._state.law(logits, path)
+        return draw(np.exp(law.astype(np.float64)), rng), law
 
     def observe(self, outcome: Outcome) -> None:
         tokens = outcome.verdict.tokens(outcome.draft)
@@ -117,30 +131,35 @@ class ModelDrafter:
             self._streak.guessed(len(outcome.draft), len(outcome.verdict.kept))
         else:
             self._streak.passed(len(tokens))
-        # Guesses read ahead stand behind the n_known tokens; those that were kept are a prefix of the new tokens.
-        self._keep(min(len(self._read), n_known + len(outcome.verdict.kept)))
+        agreed = common_prefix(self._read[n_known:], tokens)  # guesses that were read stand behind the n_known tokens
+        if agreed < len(tokens):
+            self._keep(n_known + agreed)
 
     def close(self) -> None:
         self._known, self._read = [], []
         self._cache.truncate(0)
 
-    def _room(self) -> int:
-        """Guesses that fit: all of them but the last are fed."""
-        return self._cache.capacity - len(self._known) + 1
+    def _logits_after(self, path: Sequence[int], cancel: CancelToken | None) -> Float32:
+        """Logits [V] after all that is known and then `path`; reads what of both is not in the cache yet."""
+        n_known = len(self._known)
+        if not path and self._next is not None:
+            return self._next
+        agreed = n_known + common_prefix(self._read[n_known:], path)
+        if len(self._read) > (kept := min(agreed, n_known + len(path) - 1)):
+            self._keep(kept)
+        unread = [*self._known[len(self._read) :], *path[max(0, len(self._read) - n_known) :]]
+        while len(unread) > _PREFILL_ROWS:
+            self._forward(unread[:_PREFILL_ROWS], cancel, scored=0)
+            unread = unread[_PREFILL_ROWS:]
+        logits = self._forward(unread, cancel)
+        if not path:
+            self._next = logits
+        return logits
 
-    def _logits_after_known(self) -> Float32:
-        if self._next is None:
-            unread = self._known[len(self._read) :]
-            while len(unread) > _PREFILL_ROWS:
-                self._forward(unread[:_PREFILL_ROWS], scored=0)
-                unread = unread[_PREFILL_ROWS:]
-            self._next = self._forward(unread)
-        return self._next
-
-    def _forward(self, token_ids: Sequence[int], *, scored: int = 1) -> Float32:
+    def _forward(self, token_ids: Sequence[int], cancel: CancelToken | None, *, scored: int = 1) -> Float32:
         """Read and keep these tokens; logits [V] after the last one (empty when none are scored)."""
         began = perf_counter()
-        (scores,) = self._engine.forward([(TokenBatch.chain(token_ids, scored=scored), self._cache)], cancel=self._cancel)
+        (scores,) = self._engine.forward([(TokenBatch.chain(token_ids, scored=scored), self._cache)], cancel=cancel)
         self._cache.commit(range(len(token_ids)))
         self._read += token_ids
         row = np.array(scores.logits.row(0)) if scored else np.empty(0, np.float32)

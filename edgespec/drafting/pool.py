@@ -15,6 +15,7 @@ from edgespec.core.drafter import Drafter, Offer
 from edgespec.core.errors import Cancelled, ContractError
 from edgespec.core.sampling import Sampling
 from edgespec.core.verdict import Outcome
+from edgespec.drafting.ahead import AheadDrafter
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -93,6 +94,13 @@ class Pool:
         member = self._members[name]
         draft = self._guarded(member, lambda drafter: drafter.propose(max_tokens, rng)) if max_tokens and not member.resting else None
         return Draft.empty(context_len=len(self._known), source=name) if draft is None else draft
+
+    def draft_ahead(self, draft: Draft, max_tokens: int, rng: np.random.Generator) -> bool:
+        """Let the drafter of `draft` guess on for the next round while this one is verified. False if it cannot, or does not now."""
+        member = self._members.get(draft.source)  # None: made by a drafter within a drafter
+        if member is None or member.resting or not isinstance(drafter := member.drafter, AheadDrafter):
+            return False
+        return bool(self._guarded(member, lambda _: drafter.draft_ahead(draft, max_tokens, rng)))
 
     def observe(self, outcome: Outcome) -> None:
         self._known += outcome.verdict.tokens(outcome.draft)

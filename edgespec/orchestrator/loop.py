@@ -117,8 +117,11 @@ def decode(parts: Parts, last: int, *, max_tokens: int, stop_ids: Set[int], hist
                 kept=len(verdict.kept),
                 emitted=len(tokens),
                 rows=len(batch),
+                ahead=plan.ahead if timing.ahead else 0,
+                predrafted=timing.predrafted,
                 plan_ms=timing.plan_ms,
                 draft_ms=timing.draft_ms,
+                offer_ms=timing.offer_ms,
                 draft_engine_ms=timing.engine_ms,
                 verify_ms=(scored_at - planned_at) * 1e3,
                 judge_ms=(judged_at - scored_at) * 1e3,
@@ -145,10 +148,13 @@ def decode(parts: Parts, last: int, *, max_tokens: int, stop_ids: Set[int], hist
 class _Timing:
     plan_ms: float
     draft_ms: float
+    offer_ms: float
     engine_ms: float
     entropy_nats: float | None
     power: PowerThermalState | None
     offers: tuple[Offer, ...]
+    ahead: bool  # the drafter works on while the target verifies
+    predrafted: int
 
 
 def _guess(parts: Parts, history: Sequence[RoundTrace], *, room: int) -> tuple[Plan, Draft, _Timing]:
@@ -156,6 +162,7 @@ def _guess(parts: Parts, history: Sequence[RoundTrace], *, room: int) -> tuple[P
     drafters = parts.drafters
     began, engine_ms = perf_counter(), drafters.engine_ms
     entropy = drafters.next_entropy() if parts.policy.wants_entropy and room > 0 else None
+    offering_at = perf_counter()
     offers = drafters.offers(min(room, parts.knobs.max_draft_tokens))
     asked_at = perf_counter()
     known = parts.cache.length + 1
@@ -177,6 +184,8 @@ def _guess(parts: Parts, history: Sequence[RoundTrace], *, room: int) -> tuple[P
         raise ContractError(f"{draft.source} drafted after {draft.context_len} tokens; {known} are known")
     if len(draft) > allowed:
         raise ContractError(f"{draft.source} drafted {len(draft)} nodes; {allowed} were allowed")
+    later = min(allowed, room - len(draft) - 1)  # guesses that the next round can deliver if this one's are all kept
+    ahead = plan.ahead > 0 and later > 0 and len(draft) > 0 and drafters.draft_ahead(draft, later, parts.draft_rng)
     ended = perf_counter()
     return (
         plan,
@@ -184,10 +193,13 @@ def _guess(parts: Parts, history: Sequence[RoundTrace], *, room: int) -> tuple[P
         _Timing(
             plan_ms=(planned_at - asked_at) * 1e3,
             draft_ms=(ended - planned_at + asked_at - began) * 1e3,
+            offer_ms=(asked_at - offering_at) * 1e3,
             engine_ms=drafters.engine_ms - engine_ms,
             entropy_nats=entropy,
             power=power,
             offers=offers,
+            ahead=ahead,
+            predrafted=min(len(draft), next((offer.ready for offer in offers if offer.drafter == draft.source), 0)),
         ),
     )
 

@@ -16,6 +16,7 @@ from edgespec.core.manifest import Manifest
 from edgespec.core.placement import check_placement, check_unit
 from edgespec.core.plan import Knobs
 from edgespec.core.trace import RoundTrace
+from edgespec.drafting.ahead import AheadDrafter
 from edgespec.drafting.model import ModelDrafter
 from edgespec.drafting.ngram import NgramDrafter
 from edgespec.drafting.none import NoDrafter
@@ -85,7 +86,10 @@ class Runtime:
         if name in MODELLESS:
             return MODELLESS[name]()
         assert self.draft_engine is not None
-        return ModelDrafter(self.draft_engine, capacity=max_context)
+        drafter = ModelDrafter(self.draft_engine, capacity=max_context)
+        apart = self.draft_engine.capabilities.unit != self.target.capabilities.unit
+        measured = self.profile.overlap_penalty is not None and not self.profile.estimated  # an estimate is of two units
+        return AheadDrafter(drafter) if apart or measured else drafter
 
     def power(self) -> PowerThermalState | None:
         """Battery and heat as last read; None without sensors. Never blocks."""

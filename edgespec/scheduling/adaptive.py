@@ -6,15 +6,18 @@ A round of γ drafted tokens is expected to cost
 
 with c_m the target's time for m rows, d_n the drafter's for n nodes, h the chance that the drafter offers anything,
 r_k the chance that an offer has k nodes, α_i acceptance by depth at the drafter's present confidence: all learnt from the history,
-none assumed for long. The plan is the γ with the least cost(γ) − rate · tokens(γ), where rate is what a token costs in the rounds of late:
-that is the least cost per token in the long run, where good rounds and poor ones alternate (Dinkelbach 1967), and the least
+none assumed for long. The plan is the γ with the least cost(γ) − rate · tokens(γ), where rate is what a token costs in the rounds of
+late: that is the least cost per token in the long run, where good rounds and poor ones alternate (Dinkelbach 1967), and the least
 cost(γ) / tokens(γ) where all are alike. γ = 0 is plain decoding and takes part.
+
+Every γ of a drafter that can draft ahead is priced both ways (`costs.ahead_ms`), if a profile says how much that slows the target;
+the outcome foreseen comes true with Π_{i<=γ+1} α_i.
 
 Three habits keep it honest. It stays with what it does unless another length is clearly better. It looks beside its path only
 when the expected loss is paid for by the time since it last did (3 %). A drafter that does not pay is parked and looked at
 again at growing intervals, bounded so that a recovery is noticed.
 
-Not modelled: tree drafts count as chains of their nodes; drafting ahead shows only as a smaller d_n.
+Not modelled: tree drafts count as chains of their nodes.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from edgespec.core.drafter import Offer
 from edgespec.core.plan import Knobs, Plan
 from edgespec.core.policy import RoundState
 from edgespec.core.trace import RoundTrace
-from edgespec.scheduling.costs import RowCosts
+from edgespec.scheduling.costs import RowCosts, ahead_ms
 from edgespec.scheduling.folding import HistoryFold
 from edgespec.scheduling.limits import draft_limit
 from edgespec.scheduling.memory import DETOUR, FIRST_INTERVAL, HOT, LAST_INTERVAL, Arm, Choice, Memory, learn, setting_of
@@ -50,16 +53,22 @@ LOOK_SIGMAS = 2.0
 LONGEST_LOOK = 4
 LONG_LOOK_SHARE = 0.3  # of the budget for looks; one node says most of what there is to know
 SURE_TOKENS = 2.5  # expected tokens per round that make it needless to measure plain decoding first
+UNDISTURBED_EVERY = 16  # passes: fewer than `costs.STALE`, so that a width's samples are averaged and lone spikes cut
 ENERGY_WEIGHT: Mapping[str, float] = {"fast": 0.0, "balanced": 0.3, "saver": 0.8}
 
 
 @dataclass(frozen=True, slots=True)
 class _Outlook:
-    """Expected round by draft length γ = 0..: `ms`, `tokens`, `cost` (ms, with energy mixed in as the knobs say)."""
+    """Expected round by draft length γ = 0..: `ms`, `tokens`, `cost` (ms, with energy mixed in as the knobs say).
+
+    `ahead` says where they are those of drafting ahead, because it is cheaper; `alone` is the cost without.
+    """
 
     ms: list[float]
     tokens: list[float]
     cost: list[float]
+    alone: list[float]
+    ahead: list[bool]
 
     @property
     def price(self) -> float:
@@ -97,9 +106,9 @@ class AdaptivePolicy:
         if self._rated is None or self._rated.profile is not profile:
             self._rated = _Rated(profile)
         costs = book.curve(self._rated.shape(state.context_len, knobs.max_draft_tokens + 1, book.seen), limit + 1)
-        chooser = _Chooser(memory, book, hot, costs, knobs, limit, self._rated.rows, offers)
-        name, gamma, reason = chooser.choose()
-        return Plan(gamma, reason=reason, drafter=name if gamma and name != state.drafter else "")
+        chooser = _Chooser(memory, book, hot, costs, knobs, limit, self._rated.rows, offers, profile.overlap_penalty)
+        name, gamma, ahead, reason = chooser.choose()
+        return Plan(gamma, reason=reason, drafter=name if gamma and name != state.drafter else "", ahead=int(ahead))
 
 
 @lru_cache(maxsize=64)
@@ -151,31 +160,41 @@ class _Chooser:
     limit: int
     rated: frozenset[int]  # rows whose cost the profile knows
     offers: tuple[Offer, ...]  # that have something to offer
+    overlap: float | None  # factor on the target's time that the profile gives while a drafter works beside it
     rate: float = 0.0  # what a token costs of late
 
-    def choose(self) -> tuple[str, int, str]:
-        """(drafter, draft length, reason)."""
+    def choose(self) -> tuple[str, int, bool, str]:
+        """(drafter, draft length, whether to draft ahead, reason)."""
         outlooks = {offer.drafter: self._outlook(offer) for offer in self.offers}
         self.rate = self._going_rate(outlooks)
         name, gamma = min(
             ((name, self._best(outlook)) for name, outlook in outlooks.items()), key=lambda c: self._value(outlooks[c[0]], c[1])
         )
         if 1 not in self.rated and not self.book.samples(1) and self._plain_is_due(outlooks[name], gamma):
-            return "", 0, "measuring one row"
+            return "", 0, False, "measuring one row"
         enough = self._enough(outlooks[name])
         if enough is not None and enough <= gamma:
-            return name, enough, f"{enough} drafted nodes keep the pace asked for"
+            return name, enough, *self._beside(outlooks[name], enough, f"{enough} drafted nodes keep the pace asked for")
         name, gamma = self._stay_if_close(outlooks, name, gamma)
         if gamma == 0:
-            return self._look_at_parked(outlooks) or ("", 0, self._plain_reason(outlooks))
+            name, gamma, reason = self._look_at_parked(outlooks) or ("", 0, self._plain_reason(outlooks))
+            return name, gamma, False, reason
         detour = self._detour(outlooks[name], gamma)
         if detour is not None:
-            return name, detour, f"{DETOUR} at {detour} beside {gamma}"
+            return name, detour, False, f"{DETOUR} at {detour} beside {gamma}"
         outlook = outlooks[name]
         expected = outlook.ms[gamma] / outlook.tokens[gamma]
         if not self.book.seen:  # assumed costs have a shape but no unit
-            return name, gamma, f"a token assumed to take {expected / self.costs[0]:.2g} of plain decoding's time"
-        return name, gamma, f"{expected:.3g} ms/token expected, plain {self.costs[0]:.3g}"
+            return name, gamma, False, f"a token assumed to take {expected / self.costs[0]:.2g} of plain decoding's time"
+        return name, gamma, *self._beside(outlook, gamma, f"{expected:.3g} ms/token expected, plain {self.costs[0]:.3g}")
+
+    def _beside(self, outlook: _Outlook, gamma: int, reason: str) -> tuple[bool, str]:
+        """Whether to draft ahead, and the reason in full. Now and then the target is timed undisturbed: all is compared with that."""
+        if not outlook.ahead[gamma]:
+            return False, reason
+        if self.book.samples(gamma + 1) < 2 or self.book.age(gamma + 1) > UNDISTURBED_EVERY:
+            return False, f"{reason}; {DETOUR} at the target undisturbed"
+        return True, f"{reason}, drafting ahead"
 
     def _outlook(self, offer: Offer, *, hopes: Sequence[float] | None = None) -> _Outlook:
         """As learnt, or with the acceptance that is hoped for and costs to match."""
@@ -188,7 +207,10 @@ class _Chooser:
         missed = (1.0 - offers) * (costs[0] + arm.miss_ms)
         ms, tokens = [costs[0]], [1.0]
         nodes, path, gain = 0.0, 1.0, 0.0
-        for reach, alpha in zip(reaches, arm.acceptance.alphas(depth) if hopes is None else hopes[:depth], strict=True):
+        alphas = arm.acceptance.alphas(depth + 1) if hopes is None else [*hopes[:depth], hopes[depth - 1]]
+        beside = [costs[0]]  # ms when drafting ahead
+        foreseen = [1.0]
+        for reach, alpha, behind in zip(reaches, alphas, alphas[1:], strict=False):
             nodes += reach
             path *= alpha
             gain += reach * path
@@ -196,9 +218,19 @@ class _Chooser:
             row_ms = costs[whole]
             if nodes > whole:
                 row_ms += (nodes - whole) * (costs[whole + 1] - row_ms)
-            ms.append(missed + offers * (row_ms + start_ms + node_ms * nodes))
+            draft_ms = start_ms + node_ms * nodes
+            ms.append(missed + offers * (row_ms + draft_ms))
             tokens.append(1.0 + offers * gain)
-        return _Outlook(ms, tokens, self._mixed(ms))
+            foreseen.append(path * behind)
+            beside.append(missed + offers * ahead_ms(row_ms, draft_ms, node_ms, factor=self._factor, foreseen=path * behind))
+        alone = self._mixed(ms)
+        if not offer.ahead or self.overlap is None:
+            return _Outlook(ms, tokens, alone, alone, [False] * len(ms))
+        cost = self._mixed(beside, self._energy_factors(ms, foreseen))
+        held = self.memory.paths.get(setting_of(self.offers))
+        margin = 1.0 + MARGIN if held is not None and held.ahead else 1.0 - MARGIN
+        ahead = [gamma > 0 and cost[gamma] < margin * alone[gamma] for gamma in range(len(ms))]
+        return _Outlook(_where(ahead, beside, ms), tokens, _where(ahead, cost, alone), alone, ahead)
 
     def _hoped_costs(self) -> list[float]:
         """Two rows may cost far more than one, and many no more than two: a slope that nobody measured must not spoil every hope."""
@@ -207,13 +239,27 @@ class _Chooser:
             return self.costs
         return [self.costs[0], *([self.costs[1]] * (len(self.costs) - 1))]
 
-    def _mixed(self, ms: list[float]) -> list[float]:
+    def _energy_factors(self, ms: Sequence[float], foreseen: Sequence[float]) -> list[float]:
+        """On the energy of a round by draft length while drafting ahead.
+
+        Until it is measured, energy is taken to go with the time of both models, and what was not foreseen to be drafted twice.
+        """
+        wasted = ((1.0 - hit) * max(0.0, 1.0 - row / both) for hit, row, both in zip(foreseen, self.costs, ms, strict=False))
+        return [self.memory.beside_energy.factor(1.0 + share) for share in wasted]
+
+    @property
+    def _factor(self) -> float:
+        """On the target's time while a drafter works beside it."""
+        return max(1.0, self.memory.beside.factor(self.overlap or 1.0))
+
+    def _mixed(self, ms: list[float], energy_factors: Sequence[float] | None = None) -> list[float]:
         """Time, with energy mixed in as the knobs say where a meter exists: mJ in ms at the average watts."""
         weight = ENERGY_WEIGHT[self.knobs.energy]
         if weight == 0.0 or self.memory.watts is None:
             return ms
         energy, watts = self.memory.energy.curve(_line(self.limit + 1)), self.memory.watts
-        return [(1.0 - weight) * a + weight * e / watts for a, e in zip(ms, energy, strict=False)]
+        factors = energy_factors or [1.0] * len(ms)
+        return [(1.0 - weight) * a + weight * e * f / watts for a, e, f in zip(ms, energy, factors, strict=False)]
 
     def _going_rate(self, outlooks: Mapping[str, _Outlook]) -> float:
         """Cost of the tokens that come next: of those here at their best, and of the settings that usually follow, by how often they do.
@@ -268,8 +314,8 @@ class _Chooser:
         return (held_name, held) if close else (name, gamma)
 
     def _loss(self, outlook: _Outlook, gamma: int, path: int) -> float:
-        """Expected ms lost in one round of this length instead of the path's."""
-        return self._value(outlook, gamma) - self._value(outlook, path)
+        """Expected ms lost in one round of this length, nothing drafted ahead, instead of the path's."""
+        return outlook.alone[gamma] - self.rate * outlook.tokens[gamma] - self._value(outlook, path)
 
     def _detour(self, outlook: _Outlook, gamma: int) -> int | None:
         """A neighbouring length whose cost is unknown or old, if the time since the last detour pays for it."""
@@ -312,7 +358,7 @@ class _Chooser:
 
     def _pays(self, outlook: _Outlook, gamma: int) -> bool:
         """Clearly better than plain decoding."""
-        return self._loss(outlook, gamma, 0) < -MARGIN * self.rate * outlook.tokens[gamma]
+        return self._value(outlook, gamma) - self._value(outlook, 0) < -MARGIN * self.rate * outlook.tokens[gamma]
 
     def _follow_up(self, offer: Offer, arm: Arm) -> int:
         """After a good look: again and longer, while an optimist could still believe in it."""
@@ -347,3 +393,7 @@ class _Chooser:
     def _plain_reason(self, outlooks: Mapping[str, _Outlook]) -> str:
         best = min(min(a / b for a, b in zip(outlook.ms[1:], outlook.tokens[1:], strict=True)) for outlook in outlooks.values())
         return f"parked: drafting would cost {best:.3g} per token, plain {self.costs[0]:.3g}"
+
+
+def _where(choice: Sequence[bool], this: Sequence[float], that: Sequence[float]) -> list[float]:
+    return [a if chosen else b for chosen, a, b in zip(choice, this, that, strict=True)]

@@ -1,9 +1,10 @@
-"""What a round costs, learnt from rounds: target time by rows scored, drafter time by nodes drafted."""
+"""What a round costs, learnt from rounds: target time by rows scored, drafter time by nodes drafted, both when drafting ahead."""
 
 from __future__ import annotations
 
 import math
 from bisect import insort
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
@@ -16,6 +17,8 @@ STALE_TRUST = 2.0  # a first new sample may move it by this factor at most,
 WELL_KNOWN, WARY = 24, 1.1  # but upwards by no more than this if it has so many: a lone slow run must not put a width out of use
 AS_KNOWN = 1.15  # a look within this factor of the estimate confirms it
 MOST_CONFIRMED = 5
+SIGHTINGS = 9  # of a disturbance that count; the assumption counts as one
+FORGOTTEN = 100  # rounds undisturbed after which the assumption stands alone again
 
 
 @dataclass(slots=True)
@@ -104,6 +107,10 @@ class RowCosts:
         for other in in_use:
             other.pace = self._pace
 
+    def skip(self) -> None:
+        """A disturbed pass: it says nothing of what rows cost, but all that is known is one pass older."""
+        self._seen += 1
+
     def _move(self) -> None:
         self._moved = self._seen
         for width in self._widths.values():
@@ -153,6 +160,40 @@ def _updated(before: float, recent: Sequence[float], known: int) -> float:
 
 
 FORGET = 0.95  # per drafting round
+
+
+class Disturbance:
+    """The factor on a cost in the rounds that draft ahead: the median of what was seen lately, with an assumption behind it."""
+
+    def __init__(self) -> None:
+        self._recent: deque[float] = deque(maxlen=SIGHTINGS)
+        self._undisturbed = 0
+
+    def observe(self, factor: float) -> None:
+        if math.isfinite(factor) and factor > 0:
+            self._recent.append(factor)
+            self._undisturbed = 0
+
+    def rest(self) -> None:
+        """A round without. After many, what was seen counts no more, so that a bad time is not held against it for ever."""
+        self._undisturbed += 1
+        if self._undisturbed >= FORGOTTEN:
+            self._recent.clear()
+
+    def factor(self, assumed: float) -> float:
+        n = len(self._recent)
+        return (n * median(self._recent) + assumed) / (n + 1) if n else assumed
+
+
+def ahead_ms(row_ms: float, draft_ms: float, node_ms: float, *, factor: float, foreseen: float) -> float:
+    """A round in which the next draft is made while the target verifies, `foreseen` being the chance that it can be used.
+
+    It is one node longer, for the token foreseen. Both models are taken to be slowed by `factor`. What was not foreseen costs
+    the draft after all, and half a node's time until the worker has stopped.
+    """
+    beside_ms = row_ms * factor
+    wait_ms = max(0.0, (draft_ms + node_ms) * factor - beside_ms)
+    return beside_ms + foreseen * wait_ms + (1.0 - foreseen) * (draft_ms + 0.5 * node_ms)
 
 
 class DraftCosts:

@@ -93,6 +93,8 @@ class Governor:
         level = LEVELS[asked]
         if not asked:
             return self._policy(history, state, profile, knobs)
+        if level.saving:  # a policy must not price what it will not get
+            state = replace(state, offers=tuple(replace(offer, ahead=False) for offer in state.offers))
         plan = self._policy(history, state, profile, _narrowed(knobs, level))
         return _lowered(plan, level, why, cooler_unit(profile, state.units) if level.cooler else "", heat.round_ms)
 

@@ -11,7 +11,7 @@ from typing import Self
 from edgespec.core.drafter import Offer
 from edgespec.core.trace import RoundTrace
 from edgespec.scheduling.acceptance import Acceptance
-from edgespec.scheduling.costs import DraftCosts, RowCosts
+from edgespec.scheduling.costs import Disturbance, DraftCosts, RowCosts, ahead_ms
 
 HOT = frozenset({"serious", "critical"})
 DETOUR = "looking"  # in a plan's reason: not the path
@@ -76,11 +76,10 @@ class Arm:
         self.run_refused += trace.kept < trace.drafted
         if self.streak > FIRST_INTERVAL:
             self.looks = 0
-        if trace.thermal in HOT:
-            self.hot = self.hot or DraftCosts()
-            self.hot.observe(trace.drafted, trace.draft_ms)
-        else:
-            self.cool.observe(trace.drafted, trace.draft_ms)
+        if not trace.predrafted:  # else it cost nothing, or a wait
+            if trace.thermal in HOT:
+                self.hot = self.hot or DraftCosts()
+            self.costs(trace.thermal in HOT).observe(trace.drafted, trace.draft_ms - trace.offer_ms)
         self.acceptance.observe(trace.drafted, trace.kept)
         while len(self.allowed) < trace.planned:
             self.allowed.append(0.0)
@@ -129,6 +128,7 @@ class Path:
     incumbent: Choice = ("", -1)
     whole: bool = False  # the incumbent was all that was offered
     next: dict[Setting, float] = field(default_factory=dict[Setting, float])
+    ahead: bool = False  # the last time, detours apart
     cost: float = 1.0
     energy_cost: float = 1.0
     tokens: float = 1.0
@@ -145,6 +145,8 @@ class Memory:
     hot: RowCosts | None = None  # hot rounds have a book of their own: they never overwrite what the cool machine can do
     energy: RowCosts = field(default_factory=RowCosts)  # mJ per round by rows
     watts: float | None = None  # mJ per ms, averaged
+    beside: Disturbance = field(default_factory=Disturbance)  # of the target's time by a drafter at work
+    beside_energy: Disturbance = field(default_factory=Disturbance)
     arms: dict[ArmKey, Arm] = field(default_factory=dict[ArmKey, Arm])
     paths: dict[Setting, Path] = field(default_factory=dict[Setting, Path])
     lately: Path | None = None  # of the last round
@@ -172,16 +174,14 @@ def learn(memory: Memory, trace: RoundTrace) -> Memory:
     memory.thermal = trace.thermal
     if hot:
         memory.hot = memory.hot or memory.cool.copy()
-        memory.hot.observe(trace.rows, target_ms)
-    else:
-        memory.cool.observe(trace.rows, target_ms)
+    _observe(memory.book(hot), memory.beside, trace, target_ms)
     round_ms = target_ms + trace.draft_ms
     memory.elapsed_ms += round_ms
     plain_ms = memory.book(hot).ms(1)
     if trace.planned > 0 and plain_ms is not None:
         memory.lost_ms = max(0.0, memory.lost_ms + round_ms - trace.emitted * plain_ms)
     if trace.energy_mj is not None and round_ms > 0:
-        memory.energy.observe(trace.rows, trace.energy_mj)
+        _observe(memory.energy, memory.beside_energy, trace, trace.energy_mj)
         watts = trace.energy_mj / round_ms
         memory.watts = watts if memory.watts is None else memory.watts + 0.05 * (watts - memory.watts)
     asked: Arm | None = None
@@ -202,6 +202,18 @@ def learn(memory: Memory, trace: RoundTrace) -> Memory:
     return memory
 
 
+def _observe(book: RowCosts, beside: Disturbance, trace: RoundTrace, cost: float) -> None:
+    """Only undisturbed rounds say what rows cost; the others, how much a drafter at work adds to that."""
+    if not trace.ahead:
+        book.observe(trace.rows, cost)
+        beside.rest()
+        return
+    known = book.ms(trace.rows)
+    if known:
+        beside.observe(cost / known)
+    book.skip()
+
+
 def _keep_pace(memory: Memory, path: Path, trace: RoundTrace, asked: Arm | None, hot: bool) -> None:
     """Expected figures rather than this round's: luck must not move the plan."""
     book = memory.book(hot)
@@ -210,13 +222,22 @@ def _keep_pace(memory: Memory, path: Path, trace: RoundTrace, asked: Arm | None,
         return
     path.cost, path.tokens = row_ms / plain_ms, 1.0
     if asked is not None and trace.drafted:
-        path.cost += asked.costs(hot).ms(trace.drafted) / plain_ms
-        reach = 1.0
-        for alpha in asked.acceptance.alphas(trace.drafted):
+        costs, reach = asked.costs(hot), 1.0
+        *alphas, behind = asked.acceptance.alphas(trace.drafted + 1)
+        for alpha in alphas:
             reach *= alpha
             path.tokens += reach
+        draft_ms = costs.ms(trace.drafted)
+        if trace.ahead:
+            round_ms = ahead_ms(row_ms, draft_ms, costs.line[1], factor=memory.beside.factor(1.0), foreseen=reach * behind)
+            path.cost = round_ms / plain_ms
+        else:
+            path.cost += draft_ms / plain_ms
     plain_mj, row_mj = memory.energy.ms(1), memory.energy.ms(trace.rows)
-    path.energy_cost = row_mj / plain_mj if plain_mj is not None and row_mj is not None else path.cost
+    if plain_mj is None or row_mj is None:
+        path.energy_cost = path.cost
+    else:
+        path.energy_cost = row_mj / plain_mj * (memory.beside_energy.factor(1.0) if trace.ahead else 1.0)
 
 
 def _keep_to(memory: Memory, path: Path, trace: RoundTrace, offers: tuple[Offer, ...], round_ms: float) -> None:
@@ -224,5 +245,7 @@ def _keep_to(memory: Memory, path: Path, trace: RoundTrace, offers: tuple[Offer,
     if choice == path.last or DETOUR not in trace.reason:
         whole = any(offer.drafter == choice[0] and offer.tokens is not None and offer.tokens <= choice[1] for offer in offers)
         path.incumbent, path.whole = choice, whole
+    if DETOUR not in trace.reason:
+        path.ahead = trace.ahead > 0
     memory.ms_since_detour = memory.ms_since_detour + round_ms if choice == path.incumbent else 0.0
     path.last = choice

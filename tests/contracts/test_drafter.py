@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from edgespec.core.drafter import Drafter
 from edgespec.core.sampling import Sampling
 from edgespec.core.verdict import Outcome, Verdict
+from edgespec.drafting.ahead import AheadDrafter
 from edgespec.drafting.model import ModelDrafter
 from edgespec.drafting.ngram import NgramDrafter
 from edgespec.drafting.none import NoDrafter
@@ -23,6 +24,8 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "ngram": NgramDrafter,
     "model": lambda: ModelDrafter(toy_draft(3)),
     "model with a short context": lambda: ModelDrafter(toy_draft(3, max_context=24)),
+    "ahead": lambda: AheadDrafter(ModelDrafter(toy_draft(3))),
+    "ahead with a short context": lambda: AheadDrafter(ModelDrafter(toy_draft(3, max_context=24))),
 }
 SAMPLINGS = [Sampling(), Sampling(temperature=0.9, top_k=6), Sampling(temperature=1.2, repetition_penalty=1.3, bias={2: 1.0})]
 

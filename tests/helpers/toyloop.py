@@ -18,14 +18,14 @@ from edgespec.verification.greedy import GreedyVerifier
 
 @dataclass(frozen=True)
 class Always:
-    """The simplest policy: always the same number."""
+    """The simplest policy: always the same number, and ahead if the drafter can."""
 
     draft_tokens: int
     name: str = "always"
     wants_entropy: bool = False
 
     def __call__(self, history, state, profile, knobs) -> Plan:  # type: ignore[no-untyped-def]
-        return Plan(self.draft_tokens, "always")
+        return Plan(self.draft_tokens, "always", ahead=1)
 
 
 def parts_for(

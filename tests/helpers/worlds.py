@@ -9,6 +9,7 @@ import numpy as np
 
 from edgespec import analysis
 from edgespec.core.device import DeviceProfile
+from edgespec.core.drafter import Offer
 from edgespec.core.plan import Knobs
 from edgespec.core.policy import Policy
 from edgespec.core.trace import RoundTrace
@@ -24,19 +25,26 @@ class World:
     noise: float = 0.0  # relative deviation of every time
     spikes: float = 0.0  # share of rounds that take five times as long
     thermal: str | None = None
+    overlap: float | None = None  # the drafter can draft ahead on a unit of its own, and slows the target by this factor meanwhile
 
-    def round_ms(self, drafted: int) -> float:
-        return self.row_ms(drafted + 1) + self.draft_ms * drafted
+    def round_ms(self, drafted: int, *, ahead: bool = False) -> float:
+        """Expected; ahead, in the long run, what was not foreseen being half a pass under way when it is stopped."""
+        row_ms, draft_ms = self.row_ms(drafted + 1), self.draft_ms * drafted
+        if not ahead or self.overlap is None:
+            return row_ms + draft_ms
+        row_ms *= self.overlap
+        foreseen = float(np.prod(self.alphas[: drafted + 1]))
+        return row_ms + foreseen * max(0.0, draft_ms + self.draft_ms - row_ms) + (1 - foreseen) * (draft_ms + 0.5 * self.draft_ms)
 
-    def tokens_per_ms(self, planned: int) -> float:
+    def tokens_per_ms(self, planned: int, *, ahead: bool = False) -> float:
         """Expected throughput of a fixed draft length."""
         slow = 1.0 + 4.0 * self.spikes
-        ms = (1 - self.offers) * self.row_ms(1) + self.offers * self.round_ms(planned)
+        ms = (1 - self.offers) * self.row_ms(1) + self.offers * self.round_ms(planned, ahead=ahead)
         return (1 + self.offers * analysis.expected_accepted(self.alphas[:planned])) / (ms * slow)
 
     def oracle(self, most: int = 16) -> float:
         """Throughput of the best fixed draft length, all costs known."""
-        return max(self.tokens_per_ms(planned) for planned in range(most + 1))
+        return max(self.tokens_per_ms(planned, ahead=ahead) for planned in range(most + 1) for ahead in (False, planned > 0))
 
 
 def constant_world(one_ms: float, more_ms: float, draft_ms: float, alpha: float) -> World:
@@ -81,14 +89,19 @@ def play(
     """`history` grown by so many rounds of this world (the same list)."""
     history = [] if history is None else history
     profile, knobs = profile or DeviceProfile.generic(), knobs or Knobs()
+    offers = (Offer("model", ahead=True),) if world.overlap is not None else ()
+    ready, stopping_ms = 0, 0.0  # nodes made ahead, and the wait for their maker
     for _ in range(rounds):
-        plan = policy(history, made_state(room=10_000), profile, knobs)
+        plan = policy(history, made_state(room=10_000, offers=offers), profile, knobs)
         drafted = plan.draft_tokens if rng.random() < world.offers else 0
         kept = 0
         while kept < drafted and rng.random() < world.alphas[kept]:
             kept += 1
         slow = (5.0 if rng.random() < world.spikes else 1.0) * max(0.5, 1.0 + world.noise * rng.standard_normal())
-        verify, draft = world.row_ms(drafted + 1) * slow, world.draft_ms * drafted * slow
+        ahead = plan.ahead > 0 and drafted > 0
+        predrafted = min(ready, drafted)
+        verify = world.row_ms(drafted + 1) * slow * (world.overlap or 1.0 if ahead else 1.0)
+        draft = world.draft_ms * (drafted - predrafted) * slow + stopping_ms
         history.append(
             RoundTrace(
                 round=len(history),
@@ -99,13 +112,22 @@ def play(
                 kept=kept,
                 emitted=kept + 1,
                 rows=drafted + 1,
+                ahead=int(ahead),
+                predrafted=predrafted,
                 draft_ms=draft,
+                offer_ms=stopping_ms,
                 verify_ms=verify,
                 round_ms=draft + verify,
                 thermal=world.thermal,
                 reason=plan.reason,
+                offers=offers,
             )
         )
+        ready, stopping_ms = 0, 0.0
+        if ahead and kept == drafted and rng.random() < world.alphas[drafted]:
+            ready, stopping_ms = drafted, max(0.0, world.draft_ms * (drafted + 1) - verify)
+        elif ahead:
+            stopping_ms = world.draft_ms * rng.random()
     return history
 
 
@@ -116,7 +138,9 @@ def throughput(history: Sequence[RoundTrace]) -> float:
 def expected_throughput(world: World, history: Sequence[RoundTrace]) -> float:
     """Tokens per ms that these plans bring on average: the luck of single rounds taken out."""
     tokens = sum(1 + world.offers * analysis.expected_accepted(world.alphas[: trace.planned]) for trace in history)
-    ms = sum((1 - world.offers) * world.row_ms(1) + world.offers * world.round_ms(trace.planned) for trace in history)
+    ms = sum(
+        (1 - world.offers) * world.row_ms(1) + world.offers * world.round_ms(trace.planned, ahead=trace.ahead > 0) for trace in history
+    )
     return tokens / (ms * (1.0 + 4.0 * world.spikes))
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgespec.core.drafter import Drafter
 from edgespec.core.sampling import Sampling
+from edgespec.drafting.ahead import AheadDrafter
 from edgespec.drafting.model import ModelDrafter
 from edgespec.drafting.ngram import NgramDrafter
 from edgespec.drafting.none import NoDrafter
@@ -23,6 +27,8 @@ def drafters(seed: int):
         ModelDrafter(toy_draft(seed)),
         ModelDrafter(toy_lm(seed)),
         TreeDrafter(toy_draft(seed), width=3),
+        AheadDrafter(ModelDrafter(toy_draft(seed))),
+        AheadDrafter(ModelDrafter(toy_lm(seed))),
     ]
 
 
@@ -39,7 +45,7 @@ PENALTIES = [
 @given(
     seed=st.integers(0, 10_000),
     k=st.integers(0, 8),
-    which=st.integers(0, 4),
+    which=st.integers(0, 6),
     options=st.sampled_from(PENALTIES),
     prompt=st.lists(st.integers(0, 14), min_size=1, max_size=8),
 )
@@ -62,8 +68,11 @@ def test_esb_07_penalties_see_each_token_once_at_every_draft_depth(options: Samp
     "sampling", [Sampling(), Sampling(temperature=0.7), Sampling(temperature=1.3, top_k=4, top_p=0.9, min_p=0.02, repetition_penalty=1.2)]
 )
 @pytest.mark.parametrize("k", [1, 3, 6])
-def test_a_drafter_that_is_the_target_is_never_refused(sampling: Sampling, k: int) -> None:
-    rounds = run_rounds(toy_lm(3), ModelDrafter(toy_lm(3)), [1, 2, 3], n=40 * (k + 1), k=k, sampling=sampling, verify=RejectionVerifier())
+@pytest.mark.parametrize("wrap", [lambda drafter: drafter, AheadDrafter], ids=["model", "ahead"])
+def test_a_drafter_that_is_the_target_is_never_refused(sampling: Sampling, k: int, wrap: Callable[[ModelDrafter], Drafter]) -> None:
+    rounds = run_rounds(
+        toy_lm(3), wrap(ModelDrafter(toy_lm(3))), [1, 2, 3], n=40 * (k + 1), k=k, sampling=sampling, verify=RejectionVerifier()
+    )
     assert len(rounds) == 40
     for round in rounds:
         assert round.trace.kept == round.trace.drafted == k

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from edgespec.core.device import DeviceProfile
 from edgespec.core.errors import DeviceError
+from edgespec.core.sampling import Sampling
+from edgespec.drafting.ahead import THREAD_NAME
 from edgespec.orchestrator import engines, runtime
 from edgespec.orchestrator.runtime import Runtime, drafts_of, load
 from edgespec.orchestrator.store import Package
 from edgespec.orchestrator.tokenizer import Tokenizer
 from tests.helpers.stored import write_package
+from tests.helpers.toyloop import Always
 from tests.helpers.toys import ToyEngine, toy_draft, toy_lm
 from tests.helpers.toytext import letter_tokenizer, toy_runtime
 
@@ -140,3 +145,42 @@ def test_random_failures_of_a_draft_never_change_an_answer() -> None:
         session = toy_runtime(toy_lm(3), draft="small,ngram", draft_engine=draft).session(policy="adaptive")
         for _ in range(3):
             assert session.generate(LONG, max_tokens=20).token_ids == PLAIN
+
+
+def on_unit(engine: ToyEngine, unit: str) -> ToyEngine:
+    engine.capabilities = replace(engine.capabilities, unit=unit)
+    return engine
+
+
+@pytest.mark.parametrize(
+    ("unit", "penalty", "estimated", "can"),
+    [
+        ("cpu", None, False, False),
+        ("npu", None, False, True),
+        ("cpu", 1.5, False, True),
+        ("cpu", 1.0, True, False),
+        ("npu", 1.0, True, True),
+    ],
+    ids=["one unit", "two units", "measured on one", "estimated for two", "estimated, and two there are"],
+)
+def test_who_can_draft_ahead(unit: str, penalty: float | None, estimated: bool, can: bool) -> None:
+    profile = DeviceProfile(chip="x", overlap_penalty=penalty, estimated=estimated)
+    engine = on_unit(toy_draft(3), unit)
+    with Runtime(toy_lm(3), letter_tokenizer(), draft="small,ngram", draft_engine=engine, profile=profile) as opened:
+        pool = opened.new_drafters(64)
+        pool.start(LONG, sampling=Sampling())
+        assert {offer.drafter: offer.ahead for offer in pool.offers(4)} == {"model": can, "ngram": False}
+
+
+@pytest.mark.parametrize("verify", ["greedy", "match", "rejection"])
+def test_drafting_ahead_changes_no_answer_and_leaves_no_thread(verify: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgespec.orchestrator.runtime.parse_policy", lambda _: Always(3))
+    before = set(threading.enumerate())
+    profile = DeviceProfile(chip="x", overlap_penalty=1.0)
+    with Runtime(toy_lm(3), letter_tokenizer(), draft="small", draft_engine=toy_lm(3), profile=profile) as opened:
+        with opened.session(verify=verify) as first, first.another() as second:
+            answers = [session.generate(LONG, max_tokens=20) for session in (first, second, first)]
+            assert any(thread.name == THREAD_NAME for thread in set(threading.enumerate()) - before)
+        assert set(threading.enumerate()) <= before
+    assert {answer.token_ids for answer in answers} == {PLAIN}
+    assert all(sum(t.predrafted for t in answer.traces) > 0 for answer in answers)
