@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from edgespec.core.device import DeviceProfile, UnitProfile
 from edgespec.core.drafter import Offer
@@ -74,6 +75,14 @@ class _Outlook:
     def price(self) -> float:
         """The least cost per token."""
         return min(a / b for a, b in zip(self.cost, self.tokens, strict=True))
+
+
+class _Round(NamedTuple):
+    """One that offers something: the target's ms, the drafter's, and the chance that drafting ahead foresees how it ends."""
+
+    row_ms: float
+    draft_ms: float
+    foreseen: float
 
 
 class AdaptivePolicy:
@@ -204,13 +213,11 @@ class _Chooser:
         offers = arm.offers if offer.tokens is None else 1.0
         costs, draft = self.costs if hopes is None else self._hoped_costs(), arm.costs(self.hot)
         start_ms, node_ms = draft.line if draft.known else (0.0, ASSUMED_DRAFT * costs[0])
-        missed = (1.0 - offers) * (costs[0] + arm.miss_ms)
-        ms, tokens = [costs[0]], [1.0]
-        nodes, path, gain = 0.0, 1.0, 0.0
+        missed_ms = (1.0 - offers) * (costs[0] + arm.miss_ms)
         alphas = arm.acceptance.alphas(depth + 1) if hopes is None else [*hopes[:depth], hopes[depth - 1]]
-        beside = [costs[0]]  # ms when drafting ahead
-        foreseen = [1.0]
-        for reach, alpha, behind in zip(reaches, alphas, alphas[1:], strict=False):
+        ms, tokens, rounds = [costs[0]], [1.0], [_Round(costs[0], 0.0, 1.0)]
+        nodes, path, gain = 0.0, 1.0, 0.0
+        for reach, alpha, bonus in zip(reaches, alphas, alphas[1:], strict=False):
             nodes += reach
             path *= alpha
             gain += reach * path
@@ -218,14 +225,17 @@ class _Chooser:
             row_ms = costs[whole]
             if nodes > whole:
                 row_ms += (nodes - whole) * (costs[whole + 1] - row_ms)
-            draft_ms = start_ms + node_ms * nodes
-            ms.append(missed + offers * (row_ms + draft_ms))
+            rounds.append(_Round(row_ms, start_ms + node_ms * nodes, path * bonus))
+            ms.append(missed_ms + offers * (row_ms + rounds[-1].draft_ms))
             tokens.append(1.0 + offers * gain)
-            foreseen.append(path * behind)
-            beside.append(missed + offers * ahead_ms(row_ms, draft_ms, node_ms, factor=self._factor, foreseen=path * behind))
         alone = self._mixed(ms)
         if not offer.ahead or self.overlap is None:
             return _Outlook(ms, tokens, alone, alone, [False] * len(ms))
+        beside = [missed_ms + offers * ahead_ms(*r[:2], node_ms, factor=self._factor, foreseen=r.foreseen) for r in rounds]
+        return self._with_ahead(ms, tokens, alone, beside, [r.foreseen for r in rounds])
+
+    def _with_ahead(self, ms: list[float], tokens: list[float], alone: list[float], beside: list[float], foreseen: list[float]) -> _Outlook:
+        """By draft length whichever is cheaper: drafting in turn with the target (`ms`, at the cost `alone`) or `beside` it [ms]."""
         cost = self._mixed(beside, self._energy_factors(ms, foreseen))
         held = self.memory.paths.get(setting_of(self.offers))
         margin = 1.0 + MARGIN if held is not None and held.ahead else 1.0 - MARGIN
