@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -116,11 +117,25 @@ def _measure(model: ModelOptions, minutes: float, *, quick: bool) -> tuple[Measu
             machine=here,
             settings=settings(model, minutes, quick=quick),
             bandwidth=lambda: machine.bandwidth_gbs(threads=threads),
+            others=_others(model, runtime),
             cancel=cancel,
             progress=advance,
         )
         measured = in_background(profiler.run, cancel=cancel.cancel)
     return measured, cancel.cancelled
+
+
+def _others(model: ModelOptions, runtime: Runtime) -> Mapping[str, Callable[[], Runtime]]:
+    """Loads the model on every other engine that can run one of its artifacts here."""
+    import edgespec
+    from edgespec.orchestrator import engines
+
+    able = engines.able(runtime.manifest, model.recipe) if runtime.manifest else ()
+    return {
+        name: partial(edgespec.load, model.model, engine=name, recipe=model.recipe, draft="none", threads=model.threads)
+        for name in able
+        if name != runtime.engine_name
+    }
 
 
 def _prompts(runtime: Runtime, max_context: int) -> Mapping[str, Sequence[Sequence[int]]]:

@@ -27,7 +27,7 @@ from edgespec.core.placement import UNKNOWN, Placement, placement_of
 from edgespec.core.plan import Knobs
 from edgespec.core.trace import RoundTrace
 from edgespec.orchestrator.runtime import Runtime
-from edgespec_device_profiles.measured import Answer, DraftCost, Kind, Machine, Measured, Model
+from edgespec_device_profiles.measured import OTHER_CONTEXT, OTHER_ROWS, Answer, DraftCost, Elsewhere, Kind, Machine, Measured, Model
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16)
 CONTEXTS = (64, 512, 2048)
@@ -35,10 +35,11 @@ QUICK_CONTEXTS = (64, 512)
 LEAST_SWEEPS, MOST_SWEEPS = 3, 40
 PREFILL_ROWS = 256
 FLOOR_PASSES = 12
+OTHER_TURNS = 5  # passes of each width on another engine
 OVERLAP_TURNS, OVERLAP_PASSES = 3, 4
 DEEPEST_GUESS = {"ngram": 15}  # tokens; a model pays for each of them
 DEEPEST_MODEL_GUESS = 8
-SHARES = {"cost of rows": 0.3, "two units at once": 0.05, "acceptance": 0.35, "speed over time": 0.3}  # of the time
+SHARES = {"cost of rows": 0.3, "two units at once": 0.05, "other engines": 0.05, "acceptance": 0.3, "speed over time": 0.3}  # of the time
 ACCEPTANCE_TOKENS = 128  # per answer: the rounds at its end, which have no room for a long draft, tell nothing
 
 
@@ -75,7 +76,8 @@ Cell = tuple[int, int]  # (rows, context)
 
 
 class Profiler:
-    """One run. `prompts`: token ids by kind of text. `bandwidth` measures GB/s; `power` reads heat (default: the runtime's sensors).
+    """One run. `others` load the same model on other engines, by name. `prompts`: token ids by kind of text.
+    `bandwidth` measures GB/s; `power` reads heat (default: the runtime's sensors).
 
     Nothing here waits: with `clock` faked, a run is as fast as the engines are.
     """
@@ -91,6 +93,7 @@ class Profiler:
         clock: Callable[[], float] = time.perf_counter,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         power: Callable[[], PowerThermalState | None] | None = None,
+        others: Mapping[str, Callable[[], Runtime]] | None = None,
         cancel: CancelToken | None = None,
         progress: Callable[[str, int, int], None] = lambda stage, done, total: None,
     ) -> None:
@@ -98,6 +101,7 @@ class Profiler:
         self._machine, self._bandwidth, self._clock, self._now = machine, bandwidth, clock, now
         self._draft_name = runtime.drafts[0]  # a profile is about one drafter
         self._power, self._meter_mj = power or runtime.power, runtime.meter_mj
+        self._others = others or {}
         self._cancel, self._progress = cancel or CancelToken(), progress
         self._began = clock()
         self._date = now().isoformat(timespec="seconds")
@@ -109,6 +113,7 @@ class Profiler:
         self._draft: dict[Cell, Samples] = defaultdict(Samples)
         self._floor_ms: float | None = None
         self._overlap: float | None = None
+        self._engines: dict[str, Elsewhere] = {}
         self._rounds: dict[str, list[RoundTrace]] = defaultdict(list)  # of the acceptance stage, by kind
         self._policy_rounds: dict[str, list[RoundTrace]] = defaultdict(list)
         self._cool_rounds: list[RoundTrace] = []
@@ -126,6 +131,7 @@ class Profiler:
             "smallest pass": self._measure_floor,
             "acceptance": self._measure_acceptance,
             "two units at once": self._measure_overlap,
+            "other engines": self._measure_others,
             "speed over time": self._measure_sustained,
         }
         self._missing = dict.fromkeys(stages, "interrupted before its turn")
@@ -182,6 +188,7 @@ class Profiler:
             draft=self._draft_cost(),
             policy=self._settings.policy,
             units={label: unit},
+            engines=self._engines,
             overlap_penalty=self._overlap,
             other_ms=_median(t.round_ms + t.text_ms - t.verify_ms - t.draft_ms for t in self._cool_rounds),
             energy_mj_per_token=energy,
@@ -245,6 +252,36 @@ class Profiler:
                 break
         if alone.cool and beside.cool:
             self._overlap = median(beside.cool) / median(alone.cool)
+
+    def _measure_others(self) -> None:
+        """What else could run this model, a few widths each; one that is slow gets fewer. One engine is in memory at a time beside ours."""
+        if not self._others:
+            raise _NotHere("no other engine here runs this model")
+        failed: dict[str, str] = {}
+        for name, load in self._others.items():
+            self._cancel.check()
+            try:
+                with load() as runtime:
+                    self._engines[name] = self._elsewhere(runtime.target)
+            except Cancelled:
+                raise
+            except EdgespecError as error:
+                failed[name] = str(error)
+        if failed:
+            raise _NotHere("; ".join(f"{name}: {why}" for name, why in failed.items()))
+
+    def _elsewhere(self, engine: Engine) -> Elsewhere:
+        began, budget_s = self._clock(), SHARES["other engines"] * self._settings.seconds / len(self._others)
+        bench = _Bench(engine, OTHER_CONTEXT, self)
+        ms: dict[int, list[float]] = defaultdict(list)
+        rows = [m for m in OTHER_ROWS if m <= engine.capabilities.max_rows]
+        bench.pass_ms(1)  # warms up
+        for m in [*rows, *rows * (OTHER_TURNS - 1)]:
+            if ms and self._clock() - began > budget_s:
+                break
+            ms[m].append(bench.pass_ms(m))
+        placement = placement_of(engine)
+        return Elsewhere(unit=placement.label if placement else UNKNOWN, forward_ms={m: median(times) for m, times in ms.items()})
 
     def _measure_acceptance(self) -> None:
         """Long drafts on real prompts, kinds in turn."""

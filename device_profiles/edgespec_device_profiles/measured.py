@@ -19,6 +19,7 @@ from edgespec.core.errors import ArtifactError
 from edgespec.core.placement import Placement
 
 SCHEMA = "edgespec.profile/1"
+OTHER_CONTEXT, OTHER_ROWS = 16, (1, 4, 8)  # at which other engines are measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +87,14 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Elsewhere:
+    """The same model on another engine: `forward_ms[rows]` at a short context."""
+
+    unit: str
+    forward_ms: Mapping[int, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
     """Everything that one run found. Times are medians; hot samples are counted, never used."""
 
@@ -97,6 +106,7 @@ class Measured:
     draft: DraftCost
     policy: str
     units: Mapping[str, UnitProfile] = field(default_factory=dict[str, UnitProfile])
+    engines: Mapping[str, Elsewhere] = field(default_factory=dict[str, Elsewhere])  # others that run this model here
     overlap_penalty: float | None = None
     other_ms: float | None = None  # of a round: planning, judging, committing, text
     energy_mj_per_token: Mapping[str, float] = field(default_factory=dict[str, float])  # by mode

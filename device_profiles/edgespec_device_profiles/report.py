@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 
 from edgespec_device_profiles.layout import document, section, tabulate
-from edgespec_device_profiles.measured import Measured
+from edgespec_device_profiles.measured import OTHER_CONTEXT, OTHER_ROWS, Measured
 from edgespec_device_profiles.outlook import alphas, outlook
 from edgespec_device_profiles.svg import Axis, Line, Point, chart
 from edgespec_device_profiles.verdict import drift, gain, one_for_all, verdicts
@@ -41,6 +41,11 @@ def page(measured: Measured) -> str:
         section("Speed over time", _time_text(measured), time_chart(measured), _drift_table(measured)),
         section("What the memory allows", _roof_text(measured), roof_chart(measured)),
         section("What the scheduler chose", _scheduler_text(measured), _scheduler_table(measured)),
+        section(
+            "Other engines",
+            f"The same model on what else runs here, at a context of {OTHER_CONTEXT} tokens; `--engine NAME` chooses one.",
+            _engines_table(measured),
+        ),
         section("Machine and provenance", "", _facts_table(measured)),
         section("Not measured", "", _missing_table(measured)),
     ]
@@ -345,6 +350,18 @@ def _rows_table(m: Measured) -> str:
         for rows in sorted(table)
     ]
     return tabulate(("rows", *(f"context {c}, ms (95th percentile)" for c in contexts)), rows)
+
+
+def _engines_table(m: Measured) -> str:
+    """Ours at its shortest context beside the others."""
+    ours = {rows: by_context[min(by_context)] for rows, by_context in m.unit.forward_ms.items() if by_context and rows in OTHER_ROWS}
+    entries = {m.model.engine: (m.model.unit, ours)} | {name: (other.unit, other.forward_ms) for name, other in m.engines.items()}
+    if len(entries) < 2:
+        return "<p>None was measured.</p>"
+    return tabulate(
+        ("engine", "unit", *(f"{rows} row{'s' * (rows > 1)}, ms" for rows in OTHER_ROWS)),
+        [(name, unit, *(f"{ms[rows]:.2f}" if rows in ms else "-" for rows in OTHER_ROWS)) for name, (unit, ms) in entries.items()],
+    )
 
 
 def _drift_table(m: Measured) -> str:

@@ -58,6 +58,15 @@ def choose(manifest: Manifest, engine: str, recipe: str | None) -> tuple[str, Ar
     raise CapabilityError(f"{manifest.name} cannot run on {where}: {'; '.join(reasons)}{advice}")
 
 
+def able(manifest: Manifest, recipe: str | None) -> tuple[str, ...]:
+    """The engines that could run this model here, fastest first; the reference engine is not one to choose."""
+    return tuple(
+        name
+        for name in preference()
+        if backend(name).why_not() is None and any(manifest.find(kind, recipe) is not None for kind in backend(name).artifact_engines)
+    )
+
+
 def load(package: Package, *, engine: str, recipe: str | None, threads: int | None) -> tuple[Engine, str]:
     """The loaded engine and its backend's name."""
     name, artifact = choose(package.manifest, engine, recipe)

@@ -13,12 +13,22 @@ from edgespec.core.device import PowerThermalState
 from edgespec.core.errors import DeviceError
 from edgespec.drafting import ngram
 from edgespec.orchestrator.runtime import Runtime
+from edgespec_device_profiles import report
 from edgespec_device_profiles.measure import Profiler, Settings
 from edgespec_device_profiles.measured import Measured, parse, to_toml
 from tests.helpers.timed import MACHINE, Clock, TimedEngine, prompt, timed_runtime
 
 PROMPTS = {"code": [prompt("abc abc abc")], "chat": [prompt("xyz"), prompt("uvw")]}
-STAGES = ["where the work runs", "memory bandwidth", "cost of rows", "smallest pass", "acceptance", "two units at once", "speed over time"]
+STAGES = [
+    "where the work runs",
+    "memory bandwidth",
+    "cost of rows",
+    "smallest pass",
+    "acceptance",
+    "two units at once",
+    "other engines",
+    "speed over time",
+]
 
 
 def profiler(clock: Clock, runtime: Runtime, *, rows: Sequence[int] = (1, 2, 4), seconds: float = 2.0, **options: Any) -> Profiler:
@@ -40,7 +50,7 @@ def test_costs_are_found_exactly_on_a_steady_machine() -> None:
     clock = Clock()
     measured = profiler(clock, timed_runtime(clock, cost)).run()
     unit = measured.units["cpu"]
-    assert measured.complete and measured.not_measured.keys() == {"two units at once", "energy"}
+    assert measured.complete and measured.not_measured.keys() == {"two units at once", "other engines", "energy"}
     for rows in (1, 2, 4):
         assert unit.forward_ms[rows] == pytest.approx({4: cost(rows, 4), 40: cost(rows, 40)})
         assert unit.forward_p95_ms[rows] == pytest.approx(unit.forward_ms[rows])
@@ -48,6 +58,34 @@ def test_costs_are_found_exactly_on_a_steady_machine() -> None:
     assert unit.bandwidth_gbs == 20.0
     assert measured.model.engine == "toy" and measured.date == "2026-01-02T00:00:00+00:00"
     assert parse(to_toml(measured), origin="f").device().units["cpu"].forward_ms[2] == pytest.approx(unit.forward_ms[2])
+
+
+def test_other_engines_are_measured_one_after_the_other_and_closed() -> None:
+    clock, opened = Clock(), list[Runtime]()
+
+    def other(ms: float) -> Callable[[], Runtime]:
+        def load() -> Runtime:
+            assert all(runtime.target.closed for runtime in opened), "one at a time"  # type: ignore[attr-defined]
+            opened.append(timed_runtime(clock, lambda rows, context: ms * rows))
+            return opened[-1]
+
+        return load
+
+    def broken() -> Runtime:
+        raise DeviceError("no driver")
+
+    others = {"quick": other(1.0), "slow": other(400.0), "broken": broken}
+    measured = profiler(clock, timed_runtime(clock, cost), others=others).run()
+    assert measured.engines["quick"].forward_ms == pytest.approx({1: 1.0, 4: 4.0, 8: 8.0})
+    assert measured.engines["slow"].forward_ms == pytest.approx({1: 400.0}), "it gets no more passes than there is time for"
+    assert measured.not_measured["other engines"] == "broken: no driver"
+    assert len(opened) == 2 and all(runtime.target.closed for runtime in opened)  # type: ignore[attr-defined]
+    again = parse(to_toml(measured), origin="f").engines
+    assert {name: other.forward_ms for name, other in again.items()} == {
+        name: pytest.approx(other.forward_ms) for name, other in measured.engines.items()
+    }
+    text = report.page(measured)
+    assert "Other engines" in text and "quick" in text and "400.00" in text
 
 
 def test_lone_spikes_change_no_figure() -> None:
@@ -188,7 +226,7 @@ def test_a_draft_model_has_its_own_costs() -> None:
     assert measured.unit.dispatch_floor_ms == pytest.approx(3.0), "of the smaller model"
     assert measured.kinds["code"].kept[0] == measured.kinds["code"].tested[0], "it is its target's twin"
     assert set(measured.kinds["code"].offered) == {measured.kinds["code"].rounds}, "rounds cut short by the end of an answer are left out"
-    assert set(measured.not_measured) == {"energy"}
+    assert set(measured.not_measured) == {"energy", "other engines"}
 
 
 def test_two_engines_at_once_slow_each_other_down() -> None:
