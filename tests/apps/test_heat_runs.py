@@ -59,7 +59,7 @@ RECORDED = (  # the same chips and their neighbours on recorded text
     (replace(COLD_FANLESS, chip="apple-m3"), 0.1),
     (COLD_FANLESS, 0.05),
     (replace(COLD_FANLESS, warm=10.0), 0.3),
-    (Heat("apple-m5", "fanless", "8b", "600m", 0.0), 0.0),
+    pytest.param(Heat("apple-m5", "fanless", "8b", "600m", 0.0), 0.0, marks=pytest.mark.heavy),
     (Heat("apple-m4-max", "fan", "14b", "600m", 0.0), 0.0),
     (DESKTOP, 0.0),
 )
