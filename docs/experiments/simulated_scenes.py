@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edgespec_apps import recording
-from edgespec_apps.recording import Recording, Track
+from edgespec_apps.recording import LONGEST, Recording, Track
 from edgespec_apps.simulation import DEFAULT_POLICIES, Scene, compare
 from edgespec_apps.texts import Recorded
 from edgespec_device_profiles import cooling, registry
@@ -42,6 +42,20 @@ def acceptance(tracks: Sequence[Track], depth: int) -> float:
     return right / made if made else float("nan")
 
 
+def by_level(made: Recording, drafter: str, gamma: int) -> dict[int, tuple[int, float]]:
+    """Level of confidence -> (guesses tested, share of them accepted), in rounds of `gamma` tokens over every answer once."""
+    reader, left = Recorded(made, (drafter,)).reader(), sum(answer.tokens for answer in made.answers)
+    tested: dict[int, int] = {}
+    accepted: dict[int, int] = {}
+    while left > 0:
+        (offer,) = reader.offers(LONGEST)
+        drafted, kept = reader.step(drafter, min(gamma, reader.room))
+        left -= kept + 1
+        tested[offer.confidence] = tested.get(offer.confidence, 0) + min(kept + 1, drafted)
+        accepted[offer.confidence] = accepted.get(offer.confidence, 0) + kept
+    return {level: (n, accepted[level] / n) for level, n in sorted(tested.items()) if n}
+
+
 def describe(made: Recording) -> None:
     print(f"{made.command}: {len(made.answers)} answers")
     print(f"{'kind':<12}{'drafter':<9}{'offers':>8}" + "".join(f"{f'after {depth}':>10}" for depth in DEPTHS))
@@ -51,6 +65,9 @@ def describe(made: Recording) -> None:
             offers = [tokens > 0 for track in tracks for tokens in track.offered or [1] * len(track.right)]
             shares = "".join(f"{acceptance(tracks, depth):>10.2f}" for depth in DEPTHS)
             print(f"{kind:<12}{name:<9}{sum(offers) / len(offers):>8.2f}{shares}")
+    for name in made.drafts:
+        levels = by_level(made, name, LONGEST if made.answers[0].tracks[name].offered is not None else 4)
+        print(f"{name}, share accepted by level of confidence: {', '.join(f'{k}: {share:.2f} of {n}' for k, (n, share) in levels.items())}")
 
 
 def main() -> None:

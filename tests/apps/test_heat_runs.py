@@ -56,7 +56,7 @@ HEATS = (
 RECORDED = (  # the same chips and their neighbours on recorded text
     (PHONE, 0.3),
     (Heat("snapdragon-8-elite", "phone", "3b", None, 0.15), 0.15),
-    (replace(COLD_FANLESS, chip="apple-m3"), 0.1),
+    (replace(COLD_FANLESS, chip="apple-m3"), 0.06),
     (COLD_FANLESS, 0.05),
     (replace(COLD_FANLESS, warm=10.0), 0.3),
     pytest.param(Heat("apple-m5", "fanless", "8b", "600m", 0.0), 0.0, marks=pytest.mark.heavy),
