@@ -91,5 +91,24 @@ def test_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
     printed = capsys.readouterr().out
     assert "estimates" in printed and "does not fit" in printed and "if it did fit" in printed
     assert "CPU only   on 4 cores about " in printed and "note       `edgespec profile` on the device" in printed
+    assert "7b at 4.5 bits per weight on Snapdragon 8 Gen 3 (phone, at most 10 W)" in printed and "held back  by memory size" in printed
+    assert "2.75 of 4 GB" in printed
     assert cli.run(["plan", "--device", "snapdragon-8-gen-3", "--model", "7b", "--memory", "lots"]) == 2
     assert "no amount of memory" in capsys.readouterr().err
+
+
+def test_a_draft_that_helps_and_one_that_does_not(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: object
+) -> None:
+    monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path))
+    arguments = ["plan", "--device", "apple-m4-max", "--model", "8b"]
+
+    def said(*more: str) -> str:
+        assert cli.run([*arguments, *more]) == 0
+        return capsys.readouterr().out
+
+    advice = "would help a draft (--draft): checking "
+    assert advice in said()
+    helps = said("--draft", "600m")
+    assert advice not in helps and "tokens/s" in next(line for line in helps.splitlines() if line.startswith("  draft"))
+    assert "no draft length gains anything" in said("--draft", "7b", "--acceptance", "0.1")
