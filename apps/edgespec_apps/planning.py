@@ -161,7 +161,7 @@ def changes(question: Question, needs: dict[str, float], pace: _Pace) -> list[st
         room = needs["available_bytes"] - needs["kv_bytes"] - (question.draft.weight_bytes if question.draft else 0.0)
         if room > 0:
             smaller = f"at {BITS:g} bits a model of {room * 8 / BITS / 1e9:.1f} billion weights"
-        out.append(f"at most {room * 8 / target.parameters:.1f} bits per weight, or {smaller}")
+            out.append(f"at most {room * 8 / target.parameters:.1f} bits per weight, or {smaller}")
         whole = (needs["weight_bytes"] + needs["kv_bytes"] + RESERVE_BYTES) / (1 - RESERVE_SHARE)
         out.append(f"a device with {whole / GB:.1f} GB of memory")
     if pace.hot_ms > 1.05 * pace.powered_ms:

@@ -156,7 +156,7 @@ def page(scene: Scene, where: str, found: Mapping[str, Run], fit_error: float) -
         section("Draft length over time", "Tokens that the policy allowed a draft, mean of each stretch.", _plans(shown)),
         section(
             "Share of the time on the NPU",
-            "The rest is the GPU's. The governor moves rounds to the NPU, which draws less power, when heat takes more than the move costs.",
+            "The rest is the GPU's. The governor moves rounds to the NPU, which draws less, when heat costs more than the move.",
             _units(shown),
         ),
         section(
