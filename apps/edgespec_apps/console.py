@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import queue
 import re
+import shutil
 import signal
 import sys
+import textwrap
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
@@ -26,6 +28,14 @@ _abandoned = threading.Event()
 def say(text: str) -> None:
     """One line for the reader, on stderr."""
     print(text, file=sys.stderr, flush=True)
+
+
+def paragraph(text: str, indent: int = 0) -> None:
+    """On stdout, wrapped to the terminal's width with continued lines indented; in one line where no terminal shows it."""
+    if sys.stdout.isatty():
+        width = max(40, shutil.get_terminal_size().columns)
+        text = textwrap.fill(text, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
+    print(text)
 
 
 def one_line(text: str) -> str:

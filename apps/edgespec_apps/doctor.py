@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgespec_apps import machine, starting
+from edgespec_apps.console import paragraph
 from edgespec_apps.options import DEFAULT_MODEL, AsJson
 
 if TYPE_CHECKING:
@@ -183,10 +184,10 @@ def print_report(found: Mapping[str, Any]) -> None:
             f"{about['physical_cores']} physical cores to use, load {about['load_average'][0]:.2f}",
             f"memory {about['memory_bytes'] / 1e9:.1f} GB, {about['memory_available_bytes'] / 1e9:.1f} GB available",
             f"store {found['home']}, {found['disk_free_bytes'] / 1e9:.1f} GB free on its disk",
-            *(f"preset {name}={value}" for name, value in about["preset_variables"].items()),
+            *(f"environment {name}={value}" for name, value in about["preset_variables"].items()),
         ],
     )
-    _section(f"Sessions with {found['profile']['model']} start from", [found["profile"]["what"]])
+    _section(f"Costs that the scheduler assumes at first for {found['profile']['model']}", [found["profile"]["what"]])
     _section("Sensors", [_sensor_line(name, s) for name, s in found["sensors"].items()] or ["none known for this system"])
     meters = [f"{name}: {'works' if m['available'] else 'not available: ' + m['why_not']}" for name, m in found["energy_meters"].items()]
     _section("Energy meters (the first that works is used)", meters or ["none known for this system"])
@@ -197,7 +198,8 @@ def print_report(found: Mapping[str, Any]) -> None:
     )
     if model := found["model"]:
         lines = [f"{name}{' (auto)' if name == model['auto'] else ''}: {choice}" for name, choice in model["backends"].items()]
-        _section(f"{model['name']}, draft {model['draft']}, context up to {model['max_context']} tokens", lines)
+        cache = f"{model['kv_bytes_at_full_context'] / 1e9:.2f} GB of cache when full"
+        _section(f"{model['name']}, draft {model['draft']}, context up to {model['max_context']} tokens ({cache})", lines)
         _section(
             "Where its work runs",
             [f"{name}: {found['what']}" for name, found in model["where"].items()] or ["no engine that --engine auto may take works here"],
@@ -212,4 +214,6 @@ def _sensor_line(name: str, sensor: Mapping[str, Any]) -> str:
 
 
 def _section(title: str, lines: Sequence[str]) -> None:
-    print(f"{title}\n" + "".join(f"  {line}\n" for line in lines), end="")
+    print(title)
+    for line in lines:
+        paragraph(f"  {line}", 4)

@@ -160,17 +160,20 @@ def changes(question: Question, needs: dict[str, float], pace: _Pace) -> list[st
     if needs["free_bytes"] < 0:
         room = needs["available_bytes"] - needs["kv_bytes"] - (question.draft.weight_bytes if question.draft else 0.0)
         if room > 0:
-            out.append(f"at most {room * 8 / target.parameters:.1f} bits per weight, or a model of {room * 8 / BITS / 1e9:.1f} billion")
+            smaller = f"at {BITS:g} bits a model of {room * 8 / BITS / 1e9:.1f} billion weights"
+            out.append(f"at most {room * 8 / target.parameters:.1f} bits per weight, or {smaller}")
         whole = (needs["weight_bytes"] + needs["kv_bytes"] + RESERVE_BYTES) / (1 - RESERVE_SHARE)
-        out.append(f"a device with {whole / GB:.1f} GB")
+        out.append(f"a device with {whole / GB:.1f} GB of memory")
     if pace.hot_ms > 1.05 * pace.powered_ms:
-        out.append(f"cooling: cold it would run {pace.hot_ms / pace.powered_ms:.2f} times as fast")
+        out.append(f"cooling: never throttled it would run {pace.hot_ms / pace.powered_ms:.2f} times as fast")
     if pace.powered_ms > 1.05 * pace.cold_ms:
         out.append(f"power: unlimited it would run {pace.powered_ms / pace.cold_ms:.2f} times as fast")
     chip, context, cores = question.chip, question.context, question.cores
     costs = (pass_ms(chip, pace.unit, target, rows=m, context=context, cores=cores) for m in range(1, MOST_ROWS + 1))
     rows = sum(ms <= FREE_ROWS * pace.cold_ms for ms in costs)
-    out.append(f"drafts: scoring {rows} rows costs at most a quarter more than one")
+    if question.draft is None and rows > 1:
+        many = f"{rows - 1} guesses{' and more' * (rows == MOST_ROWS)}"
+        out.append(f"a draft (--draft): checking {many} in one pass costs at most {FREE_ROWS - 1:.0%} more than writing one token")
     out.append(f"{PROFILE} on the device replaces these estimates by measurements")
     return out
 

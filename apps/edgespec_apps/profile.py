@@ -12,7 +12,7 @@ import typer
 
 from edgespec_apps import machine
 from edgespec_apps.bench import encode
-from edgespec_apps.console import INTERRUPTED, ctrl_c, in_background, progress_bar, say
+from edgespec_apps.console import INTERRUPTED, ctrl_c, in_background, paragraph, progress_bar, say
 from edgespec_apps.measure import KINDS, load_prompts
 from edgespec_apps.options import AsJson, ModelOptions
 
@@ -178,16 +178,15 @@ def summary(measured: Measured) -> dict[str, Any]:
 
 
 def _print(measured: Measured, files: Mapping[str, str]) -> None:
-    from edgespec_device_profiles.verdict import verdicts
+    from edgespec_device_profiles.verdict import overall, verdicts, warnings
 
-    found = verdicts(measured)
-    for v in found:
-        was = f" ({v.measured:.2f}x measured)" if v.measured is not None else ""
-        print(f"{v.headline}{was}. {v.why}{' Few rounds: a hint, not a finding.' if v.thin else ''}")
-    if not found:
-        print("Too little was measured to recommend a draft length.")
+    paragraph(overall(measured) or "Too little was measured to recommend a draft length.")
+    for v in verdicts(measured):
+        paragraph(f"  {v.finding(measured.policy)}", 4)
+    for warning in warnings(measured):
+        paragraph(f"Note: {warning}")
     if measured.model.placement is not None:
-        print(f"Where the work runs: {measured.model.placement.describe()}")
+        paragraph(f"Where the work runs: {measured.model.placement.describe()}")
     for what, why in measured.not_measured.items():
         say(f"not measured: {what} ({why})")
     print(f"Profile: {files['profile']}\nReport:  {files['report']}")

@@ -9,11 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from edgespec_apps.console import paragraph
 from edgespec_apps.options import AsJson
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from edgespec_apps.simulation import Scene
     from edgespec_apps.texts import Text
+    from edgespec_device_profiles.layout import Finding
 
 SCHEMA = "edgespec.simulate/1"
 
@@ -27,23 +31,38 @@ def simulate(
         str,
         typer.Option("--draft", "-d", help="The same for the draft, beside which n-grams guess too; ngram: only they do.", metavar="NAME"),
     ] = "ngram",
-    minutes: Annotated[float, typer.Option("--minutes", min=0.1, help="Virtual time.")] = 10.0,
+    minutes: Annotated[float, typer.Option("--minutes", min=0.1, metavar="M", help="How long, in virtual minutes.")] = 10.0,
     policy: Annotated[
         list[str] | None,
-        typer.Option("--policy", help="Repeatable; add +governor to put the governor around it. Default: fixed:0 to 8 and adaptive."),
+        typer.Option(
+            "--policy",
+            metavar="POLICY",
+            help="One to compare; repeatable. NAME+governor adds the governor, which avoids heat (default: fixed:0 to fixed:8, adaptive"
+            " and adaptive+governor).",
+        ),
     ] = None,
-    case: Annotated[str | None, typer.Option("--case", help="phone, fanless, fan or desktop (default: as the chip is sold).")] = None,
+    case: Annotated[
+        str | None, typer.Option("--case", metavar="CASE", help="phone, fanless, fan or desktop (default: as the chip is sold).")
+    ] = None,
     recording: Annotated[
         Path | None,
         typer.Option("--recording", metavar="FILE", help="Text to play, by `edgespec bench --record` (default: one that comes with this)."),
     ] = None,
     acceptance: Annotated[
         float | None,
-        typer.Option("--acceptance", min=0.0, max=1.0, help="Instead of a recorded text: this chance for every drafted token."),
+        typer.Option(
+            "--acceptance",
+            min=0.0,
+            max=1.0,
+            metavar="SHARE",
+            help="Instead of a recorded text: every drafted token is right with this chance.",
+        ),
     ] = None,
-    warm: Annotated[float, typer.Option("--warm", min=0.0, help="Virtual minutes of full work before, not counted.")] = 0.0,
-    seed: Annotated[int, typer.Option("--seed")] = 0,
-    out: Annotated[Path | None, typer.Option("--out", help="Folder for a report in HTML.", file_okay=False)] = None,
+    warm: Annotated[float, typer.Option("--warm", min=0.0, metavar="M", help="Virtual minutes of full work before, not counted.")] = 0.0,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of the order in which texts are played.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Folder for a report with plots, in HTML.", file_okay=False)
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare policies on a chip that is not here: tokens, heat and energy over time. All figures are estimates."""
@@ -75,16 +94,16 @@ def simulate(
         "policies": {text: simulation.summary(*run) for text, run in found.items()},
         "fit_error": cooling.phone_fit_error(),
     }
-    gains = simulation_report.explain(found)
+    file = None
     if out is not None:
         file = out / f"simulate-{chip.name}-{where}.html"
-        history.write_whole(file, simulation_report.page(scene, found, result["fit_error"]))
-        print(f"Report: {file}", file=sys.stderr if as_json else sys.stdout)
+        history.write_whole(file, simulation_report.page(scene, where, found, result["fit_error"]))
     if as_json:
         print(json.dumps(result), flush=True)
     else:
-        _print(result, scene)
-        print("\n".join(gains))
+        _print(result, scene, where, simulation_report.explain(found))
+    if file is not None:
+        print(f"Report: {file}", file=sys.stderr if as_json else sys.stdout)
 
 
 def _text(file: Path | None, acceptance: float | None, draft: str, seed: int) -> Text:
@@ -98,20 +117,31 @@ def _text(file: Path | None, acceptance: float | None, draft: str, seed: int) ->
     return texts.Recorded(recording.bundled() if file is None else recording.load(file), drafters, seed)
 
 
-def _print(result: dict[str, Any], scene: Scene) -> None:
-    from edgespec_device_profiles import cooling
+def _print(result: dict[str, Any], scene: Scene, where: str, findings: Sequence[Finding]) -> None:
+    from edgespec_apps.simulation_report import CHANGES, title
 
-    minutes = "1 virtual minute" if result["minutes"] == 1 else f"{result['minutes']:g} virtual minutes"
-    print(f"{scene.chip.chip}, {minutes}. Estimates; case: {scene.case.source}.")
-    print(f"{scene.text.note} Every policy reads the same text.")
-    print("Tokens/s over the first and the last minute (short runs: half); guesses not kept. Changes: another draft length or drafter than")
-    print("when the same was last on offer, one-round looks aside and drafts that an offer or the answer's end cuts short left out.")
-    print(f"{'policy':<20}{'tokens':>9}{'first min':>11}{'last min':>10}{'peak °C':>9}{'J/token':>9}{'changes':>9}{'not kept':>10}")
+    paragraph(f"{title(scene, where)}. All figures are estimates.")
+    print(f"{'policy':<18}{'tokens':>8}{'first min':>10}{'last min':>9}{'peak °C':>8}{'J/token':>8}{'changes':>8}{'not kept':>9}")
     for name, row in result["policies"].items():
         print(
-            f"{name:<20}{row['tokens']:>9}{row['tok_s_first_minute']:>11.1f}{row['tok_s_last_minute']:>10.1f}{row['peak_c']:>9.1f}"
-            f"{row['energy_j'] / max(1, row['tokens']):>9.3f}{row['plan_flips']:>9}{row['wasted_drafts']:>10}"
+            f"{name:<18}{row['tokens']:>8}{row['tok_s_first_minute']:>10.1f}{row['tok_s_last_minute']:>9.1f}{row['peak_c']:>8.1f}"
+            f"{row['energy_j'] / max(1, row['tokens']):>8.3f}{row['plan_flips']:>8}{row['wasted_drafts']:>9}"
         )
-    print("Fit of the phone case to published runs (tokens/s at 10 min over the first; seconds to lose a tenth):")
+    for finding in findings:
+        paragraph(f"- {finding}", 2)
+    paragraph(f"First and last min: tokens/s in them, or in the halves of a shorter run. {CHANGES}")
+    paragraph(f"Case: {scene.case.source}.")
+    paragraph(f"{scene.text.note} Every policy reads the same text.")
+    _print_fit(where)
+
+
+def _print_fit(where: str) -> None:
+    """How well the published phone runs are met. Other cases take from them only how power follows from speed."""
+    from edgespec_device_profiles import cooling
+
+    if where != "phone":
+        paragraph(f"How speed follows from power is fitted to published runs of a phone, met within {cooling.phone_fit_error():.1%}.")
+        return
+    paragraph("Fit of the phone case to published runs (tokens/s at 10 min over the first; seconds to lose a tenth):")
     for name, end, published, onset_s, published_s in cooling.phone_fit():
         print(f"  {name:<28} {end:.2f} (published {published:.2f}), {onset_s:.0f} s (published {published_s:.0f} s)")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,7 +12,7 @@ import numpy as np
 from edgespec.core.trace import RoundTrace
 from edgespec.scheduling.parse import GOVERNED
 from edgespec_apps.simulation import Run, Scene, Work, summary
-from edgespec_device_profiles.layout import document, section, tabulate
+from edgespec_device_profiles.layout import Finding, document, section, tabulate, verdict
 from edgespec_device_profiles.svg import Axis, Line, Point, chart
 
 POINTS = 40  # per line
@@ -44,73 +45,148 @@ class Factors:
         return self.plan * self.unit * self.clock * self.work
 
 
-def explain(found: Mapping[str, Run]) -> list[str]:
-    """A sentence or two on each policy that is not a fixed length: where its gain comes from, or that there is none to be had."""
-    fixed = {name: Factors.of(run) for name, run in found.items() if name.startswith("fixed:") and "+" not in name}
+CHANGES = (
+    "Changes: another draft length or drafter than when the same was last on offer; looks aside for one round, and drafts cut short by an"
+    " offer or the answer's end, do not count. Not kept: drafted tokens that the model refused."
+)
+
+
+def title(scene: Scene, where: str) -> str:
+    """What is simulated, for how long; `where` names the case."""
+    draft = scene.draft.name if scene.draft else "that costs nothing"
+    minutes = f"{scene.minutes:g} simulated minute{'s' * (scene.minutes != 1)}"
+    warm = f" after {scene.warm_minutes:g} minutes of full work" if scene.warm_minutes else ""
+    return f"{minutes} of {scene.target.name}, draft {draft}, on {scene.chip.chip} ({where}){warm}"
+
+
+def explain(found: Mapping[str, Run]) -> list[Finding]:
+    """What heat leaves to win, then each policy that is not a fixed length: where its gain comes from, or that there is none."""
+    fixed = _fixed(found)
     if not fixed:
         return []
-    best = max(fixed, key=lambda name: fixed[name].product)
-    taken = 1.0 / fixed[best].clock - 1.0
+    best = _best(found)
+    share = Factors.of(found[best]).clock
+    taken = 1.0 / share - 1.0
     heat = (
-        f"Heat takes no speed from {best}, the best fixed length."
+        "Heat takes no speed from it, so there is no throttling to avoid."
         if taken < NOTHING
-        else f"Heat slows {best}, the best fixed length, to {fixed[best].clock:.0%} of full speed on average: never slowed it would have"
-        f" written {taken:+.0%} tokens, and no plan on the same unit can win more than that."
+        else f"Heat slows it to {share:.0%} of full speed on average. Never slowed, it would have written {taken:.0%} more tokens: avoiding"
+        " throttling can win no more than that."
     )
-    return [heat, *(_gain(name, run, best, found[best]) for name, run in found.items() if name not in fixed)]
+    written = sum(trace.emitted for trace in found[best].history)
+    first = Finding(f"{best} is the best fixed length, with {written} tokens.", heat)
+    return [first, *(_gain(name, run, best, found[best]) for name, run in found.items() if name not in fixed)]
 
 
-def _gain(name: str, run: Run, best: str, base: Run) -> str:
+def _fixed(found: Mapping[str, Run]) -> list[str]:
+    return [name for name in found if name.startswith("fixed:") and "+" not in name]
+
+
+def _best(found: Mapping[str, Run]) -> str:
+    """The fixed length that writes fastest; "" without any."""
+    return max(_fixed(found), key=lambda name: Factors.of(found[name]).product, default="")
+
+
+def _gain(name: str, run: Run, best: str, base: Run) -> Finding:
     ratio, ours, theirs = Factors.of(run).over(Factors.of(base)), summary(*run), summary(*base)
     gain = ratio.product - 1.0
     head = f"{name}: {gain:+.1%} tokens against {best}."
     if abs(gain) < NOTHING:
-        hot = theirs["clock_share"] < 1.0 - NOTHING
-        if hot and not name.endswith(GOVERNED):
-            return f"{head} Without the governor it stays on one unit, where every plan heats alike: no gain."
-        why = "every plan heats alike here and no move to another unit pays clearly" if hot else "nothing gets too hot"
-        return f"{head} Physics leaves no gain: {why}, and one length is right all the time; {best} is known only in hindsight."
+        return Finding(head, _no_gain(name, best, hot=theirs["clock_share"] < 1.0 - NOTHING), good=False)
     wasted, before = (row["wasted_drafts"] / max(1, row["tokens"]) for row in (ours, theirs))
+    pace = "slower" if ratio.unit < 1.0 else "faster"
     parts = (
-        (ratio.plan, f"draft lengths (wasted drafts per token {wasted:.2f} instead of {before:.2f})"),
-        (ratio.unit, f"unit shift (the NPU had {ours['npu_share']:.0%} of the time; what that costs or brings at full speed)"),
-        (ratio.clock, f"avoided throttling ({ours['clock_share']:.0%} of full speed on average instead of {theirs['clock_share']:.0%})"),
+        (ratio.plan, f"draft plan ({_drafters(run)}{wasted:.2f} drafted tokens not kept per token, instead of {before:.2f})"),
+        (ratio.unit, f"unit shift ({ours['npu_share']:.0%} of the time on the NPU, {pace} than the GPU at full speed)"),
+        (ratio.clock, f"avoided throttling ({ours['clock_share']:.0%} of full speed on average, instead of {theirs['clock_share']:.0%})"),
         (ratio.work, "rests"),
     )
-    said = ", ".join(f"{text} x{factor:.2f}" for factor, text in parts if abs(factor - 1.0) >= NOTABLE)
-    return f"{head} Factors: {said}."
+    said = [f"x{factor:.2f} {text}" for factor, text in parts if abs(factor - 1.0) >= NOTABLE]
+    return Finding(head, f"From: {', '.join(said)}.{' These multiply.' if len(said) > 1 else ''}", good=gain > 0)
 
 
-def page(scene: Scene, found: Mapping[str, Run], fit_error: float) -> str:
-    """The report as one HTML page that needs nothing else."""
+def _no_gain(name: str, best: str, *, hot: bool) -> str:
+    if hot and not name.endswith(GOVERNED):
+        return "No gain: without the governor it stays on one unit, where every plan heats alike."
+    why = "every plan heats alike here, and no move to another unit clearly pays" if hot else "nothing gets too hot"
+    return f"No gain is to be had: {why}, and adapting finds nothing better than one length. Which one, {best}, is known only in hindsight."
+
+
+def _drafters(run: Run) -> str:
+    """Who made the drafts, if more than one drafter did."""
+    made = Counter(trace.drafter for trace in run.history if trace.drafted)
+    if len(made) < 2:
+        return ""
+    return f"drafts by {', '.join(f'{name} {count / made.total():.0%}' for name, count in made.most_common())}; "
+
+
+def _lead(found: Mapping[str, Run]) -> str:
+    """The greatest gain of a policy that decides over the best fixed length."""
+    best = _best(found)
+    gains = {name: Factors.of(run).over(Factors.of(found[best])).product - 1.0 for name, run in found.items() if name not in _fixed(found)}
+    if not best or not gains:
+        return "Nothing to compare: a gain is that of a policy that decides over a fixed length."
+    name = max(gains, key=lambda name: gains[name])
+    if gains[name] < NOTHING:
+        return f"No policy gains anything over {best}, the best fixed length."
+    return f"{name} writes {gains[name]:.0%} more tokens than {best}, the best fixed length."
+
+
+def page(scene: Scene, where: str, found: Mapping[str, Run], fit_error: float) -> str:
+    """The report as one HTML page that needs nothing else; `where` names the case."""
     shown = _shown(found)
-    models = f"{scene.target.name}, draft {scene.draft.name if scene.draft else 'that costs nothing'}, {scene.text.title}"
     sections = [
-        section("What came of it", " ".join(explain(found)) or "No fixed length to compare with."),
-        section("Totals", "All figures are estimates: no device was measured.", _totals(found)),
-        section("Speed over time", "Draft lengths that stay beside the policies that decide.", _speed(shown)),
-        section("Temperature over time", "", _temperature(scene, shown)),
-        section("Draft length over time", "Means over short stretches.", _plans(shown)),
-        section("Share of the work on the NPU", "The rest runs on the GPU.", _units(shown)),
+        verdict(_lead(found), explain(found), ["All figures are estimates: no device was measured."]),
+        section(
+            "Totals",
+            f"Full speed: what heat left of it on average. {CHANGES}",
+            _totals(found),
+        ),
+        section(
+            "Speed over time",
+            "Plain decoding, the best fixed length, and the policies that decide. Ups and downs that all share are the"
+            " text's: some of it is easier to guess. A lasting fall is heat.",
+            _speed(shown),
+        ),
+        section(
+            "Temperature over time",
+            "The highest of each stretch. A line along the throttling limit means that heat sets the speed.",
+            _temperature(scene, shown),
+        ),
+        section("Draft length over time", "Tokens that the policy allowed a draft, mean of each stretch.", _plans(shown)),
+        section(
+            "Share of the time on the NPU",
+            "The rest is the GPU's. The governor moves rounds to the NPU, which draws less, when heat costs more than the move.",
+            _units(shown),
+        ),
         section(
             "What this rests on",
             f"Case: {scene.case.source}. Throughput after ten minutes in the published phone runs is met within {fit_error:.1%}."
             f" Cost of rows: a roofline from published bandwidth and compute. {scene.text.note} Every policy reads the same text.",
         ),
     ]
-    start = f" after {scene.warm_minutes:g} minutes of full work" if scene.warm_minutes else ""
-    return document(f"{scene.minutes:g} simulated minutes on {scene.chip.chip}{start}", models, "", sections)
+    return document(title(scene, where), scene.text.title, "", sections)
 
 
 def _shown(found: Mapping[str, Run]) -> dict[str, Run]:
     """The best fixed length, plain decoding, and every policy that decides."""
-    fixed = [name for name in found if name.startswith("fixed:") and "+" not in name]
-    best = max(fixed, key=lambda name: sum(trace.emitted for trace in found[name].history), default="")
-    return {name: run for name, run in found.items() if name not in fixed or name in (best, "fixed:0")}
+    return {name: run for name, run in found.items() if name not in _fixed(found) or name in (_best(found), "fixed:0")}
 
 
 def _totals(found: Mapping[str, Run]) -> str:
-    head = ("policy", "tokens", "first min, tok/s", "last min, tok/s", "peak, °C", "J", "J/token", "flips", "wasted", "clock", "on NPU")
+    head = (
+        "policy",
+        "tokens",
+        "first min, tok/s",
+        "last min, tok/s",
+        "peak, °C",
+        "J",
+        "J/token",
+        "changes",
+        "not kept",
+        "full speed",
+        "on NPU",
+    )
     rows: list[tuple[str, ...]] = []
     for name, run in found.items():
         row = summary(*run)
@@ -126,8 +202,8 @@ Stretch = Sequence[tuple[RoundTrace, Work]]
 
 
 def _over_time(run: Run, figure: Callable[[Stretch], float]) -> list[Point]:
-    """(s at the end, figure) of equal stretches of time."""
-    ends = np.cumsum([trace.round_ms for trace in run.history]) / 1e3
+    """(minutes at the end, figure) of equal stretches of time."""
+    ends = np.cumsum([trace.round_ms for trace in run.history]) / 60e3
     pairs = list(zip(run.history, run.works, strict=True))
     edges = np.searchsorted(ends, np.linspace(0.0, float(ends[-1]), POINTS + 1)[1:-1]).tolist()
     cuts = [0, *edges, len(pairs)]
@@ -144,30 +220,33 @@ def _seconds(stretch: Stretch) -> float:
 
 def _speed(shown: Mapping[str, Run]) -> str:
     lines = _lines(shown, lambda stretch: sum(trace.emitted for trace, _ in stretch) / _seconds(stretch))
-    return chart("Speed over time", Axis(label="seconds", low=0), Axis(label="tokens per second", low=0), lines)
+    return chart("Speed over time", Axis(label="minutes", low=0), Axis(label="tokens per second", low=0), lines)
 
 
 def _temperature(scene: Scene, shown: Mapping[str, Run]) -> str:
     lines = _lines(shown, lambda stretch: max(trace.temperature_c or 0.0 for trace, _ in stretch))
     end = max(line.points[-1][0] for line in lines)
+    coolest = min(degrees for line in lines for _, degrees in line.points)
     limit, critical = scene.case.limit_c, next(iter(shown.values())).device.critical_c
     lines += [
-        Line(name=f"throttles at {limit:g}", points=[(0, limit), (end, limit)], guide=True),
-        Line(name=f"critical at {critical:g}", points=[(0, critical), (end, critical)], guide=True, style=1),
+        Line(name=f"throttles at {limit:g} °C", points=[(0, limit), (end, limit)], guide=True),
+        Line(name=f"critical at {critical:g} °C", points=[(0, critical), (end, critical)], guide=True, style=1),
     ]
-    return chart("Temperature over time", Axis(label="seconds", low=0), Axis(label="°C", high=critical + 2.0), lines)
+    return chart(
+        "Temperature over time", Axis(label="minutes", low=0), Axis(label="°C", low=min(coolest, limit) - 5.0, high=critical + 2.0), lines
+    )
 
 
 def _plans(shown: Mapping[str, Run]) -> str:
     lines = _lines(shown, lambda stretch: sum(trace.planned for trace, _ in stretch) / len(stretch))
-    return chart("Draft length over time", Axis(label="seconds", low=0), Axis(label="tokens drafted", low=0), lines)
+    return chart("Draft length over time", Axis(label="minutes", low=0), Axis(label="tokens drafted", low=0), lines)
 
 
 def _units(shown: Mapping[str, Run]) -> str:
     lines = _lines(shown, lambda stretch: _seconds([pair for pair in stretch if pair[1].unit == "npu"]) / _seconds(stretch))
     return chart(
-        "Share of the work on the NPU",
-        Axis(label="seconds", low=0),
-        Axis(label="share", low=0, high=1.04, ticks=(0, 0.5, 1), text=lambda share: f"{share:.0%}"),
+        "Share of the time on the NPU",
+        Axis(label="minutes", low=0),
+        Axis(label="time on the NPU", low=0, high=1.04, ticks=(0, 0.5, 1), text=lambda share: f"{share:.0%}"),
         lines,
     )

@@ -3,8 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a report found, in a few words and then in more. `good`: it pays; None: neither, a fact."""
+
+    head: str
+    text: str
+    good: bool | None = None
+
+    def __str__(self) -> str:
+        return f"{self.head} {self.text}"
+
+
+def verdict(lead: str, findings: Iterable[Finding], warnings: Iterable[str] = ()) -> str:
+    """The section that stands on top: what it comes to, why, and how far to trust it."""
+    moods = {True: "yes", False: "no", None: "fact"}
+    items = "".join(f'<li class="{moods[one.good]}"><strong>{escape(one.head)}</strong> {escape(one.text)}</li>' for one in findings)
+    doubts = "".join(f"<li>{escape(line)}</li>" for line in warnings)
+    lists = (f"<ul>{items}</ul>" if items else "") + (f'<ul class="warnings">{doubts}</ul>' if doubts else "")
+    return f'<section class="verdict"><p class="lead">{escape(lead)}</p>{lists}</section>'
 
 
 def section(title: str, text: str, *parts: str) -> str:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 
-from edgespec_device_profiles.layout import document, section, tabulate
+from edgespec_device_profiles.layout import document, section, tabulate, verdict
 from edgespec_device_profiles.measured import OTHER_CONTEXT, OTHER_ROWS, Measured
-from edgespec_device_profiles.outlook import alphas, outlook
+from edgespec_device_profiles.outlook import MARGIN, alphas, outlook
 from edgespec_device_profiles.svg import Axis, Line, Point, chart
-from edgespec_device_profiles.verdict import drift, gain, one_for_all, verdicts
-
-DRIFT_LIMIT = 0.15
+from edgespec_device_profiles.verdict import DRIFT_LIMIT, drift, gain, overall, verdicts, warnings
 
 
 def page(measured: Measured) -> str:
@@ -21,24 +18,26 @@ def page(measured: Measured) -> str:
         _verdict(measured),
         section(
             "Which draft length is best?",
-            "Expected speed against plain decoding, from the measured costs and the measured acceptance below. Above 1 drafting pays;"
-            " a ring marks the shortest length that is as good as any.",
+            "Expected speed if always up to so many tokens are drafted, against plain decoding (1x), from the measured costs and the"
+            f" measured acceptance below. Above 1x drafting pays. A ring marks the shortest length within {MARGIN:.0%} of the best.",
             speed_up_chart([("", measured)]),
             _kinds_table(measured),
         ),
         section(
             "What checking guesses costs",
-            "One pass over several rows against a pass over one row. Were rows free, every guess could be checked for nothing; were they"
-            " linear, a guess would cost as much to check as to write. The lower the line, the more drafting pays.",
+            "A row is one token that a pass of the model takes in: plain decoding has one, and every guess to check adds one. Were rows"
+            " free, guesses would be checked for nothing; were the cost linear, checking a guess would cost as much as writing a token."
+            " The lower the line, the more drafting pays.",
             rows_chart([("", measured)]),
             _rows_table(measured),
         ),
         section(
             "How often guesses are right",
-            "Share of guesses accepted at each position, given that all before it were. A line that stays high rewards long drafts.",
+            "Share of guesses accepted at each position, given that all before it in the draft were. A line that stays high rewards long"
+            " drafts; a low start means that many drafts fail at once.",
             acceptance_chart([("", measured)]),
         ),
-        section("Speed over time", _time_text(measured), time_chart(measured), _drift_table(measured)),
+        section("Speed over time", _time_text(measured), time_chart(measured), _drift_table(measured), _gains_table(measured)),
         section("What the memory allows", _roof_text(measured), roof_chart(measured)),
         section("What the scheduler chose", _scheduler_text(measured), _scheduler_table(measured)),
         section(
@@ -114,44 +113,13 @@ def differences(a: Measured, b: Measured) -> list[tuple[str, float, float]]:
 def _verdict(m: Measured) -> str:
     found = verdicts(m)
     if not found:
-        return '<section class="verdict"><p class="lead">No draft length can be recommended: ' + escape(_why_nothing(m)) + "</p></section>"
-    items: list[str] = []
-    for v in found:
-        measured = f" ({v.measured:.2f}x measured with policy {escape(m.policy)})" if v.measured is not None else ""
-        thin = ' <span class="thin">Few rounds: a hint, not a finding.</span>' if v.thin else ""
-        mood = "yes" if v.draft_tokens else "no"
-        items.append(f'<li class="{mood}"><strong>{escape(v.headline)}</strong>{measured}. {escape(v.why)}{thin}</li>')
-    overall = one_for_all(m)
-    lead = ""
-    if overall is not None:
-        lead = (
-            f"Draft {overall.draft_tokens} tokens if one length must serve all: {overall.speed_up:.2f}x expected over these kinds of text."
-            if overall.draft_tokens
-            else "Do not draft if one setting must serve all: over these kinds of text nothing is gained."
-        )
-    return f'<section class="verdict"><p class="lead">{escape(lead)}</p><ul>{"".join(items)}</ul>{_warnings(m)}</section>'
+        return verdict(f"No draft length can be recommended: {_why_nothing(m)}", ())
+    return verdict(overall(m), [v.finding(m.policy) for v in found], warnings(m))
 
 
 def _why_nothing(m: Measured) -> str:
     reasons = [f"{what}: {why}" for what, why in m.not_measured.items() if what in ("cost of rows", "acceptance")]
     return "; ".join(reasons) or "nothing was measured"
-
-
-def _warnings(m: Measured) -> str:
-    out: list[str] = []
-    if not m.complete:
-        out.append("The run is not complete; see the end of this page.")
-    if m.hot_samples:
-        out.append(f"{m.hot_samples} samples were taken while the device was hot; none of them is in these figures.")
-    if m.machine.load_before is not None and m.machine.load_before > 0.5 * m.machine.cores:
-        out.append(
-            f"The machine was busy before the run ({m.machine.load_before:.1f} runnable tasks on {m.machine.cores} cores):"
-            " trust ratios, not times."
-        )
-    change = drift(m, "plain")
-    if change is not None and abs(change.change) > DRIFT_LIMIT:
-        out.append(f"Plain speed changed by {change.change:+.0%} during the run (heat or other work): measure again when it is quiet.")
-    return f'<ul class="warnings">{"".join(f"<li>{escape(line)}</li>" for line in out)}</ul>' if out else ""
 
 
 # --- charts ----------------------------------------------------------------------------------------------------------
@@ -215,7 +183,7 @@ def rows_chart(pair: Pair, *, shortest_only: bool = False) -> str:
     return chart(
         "Cost of a pass by rows",
         Axis(label="rows scored in one pass (guesses + 1)", ticks=rows),
-        Axis(label="time of one row", low=0.0, high=high, text=_times),
+        Axis(label="time against one row", low=0.0, high=high, text=_times),
         lines,
     )
 
@@ -283,7 +251,10 @@ def roof_chart(m: Measured) -> str:
 
 def _time_text(m: Measured) -> str:
     change = drift(m, "plain")
-    base = f"Plain and speculative answers in turn (policy {m.policy}), one after the other."
+    base = (
+        f"Plain and speculative answers in turn (policy {m.policy}). Plain speed shows what heat does; speculative speed also depends on"
+        " how much of each answer could be guessed."
+    )
     if change is None:
         return base + " Too few answers to tell whether the machine slows down."
     if abs(change.change) <= DRIFT_LIMIT:
@@ -335,7 +306,16 @@ def _kinds_table(m: Measured) -> str:
                 f"{kind.context:.0f}",
             )
         )
-    head = ("kind", "best length", "expected", "measured", "rounds with a guess", "first guess right", "guesses seen, of rounds", "context")
+    head = (
+        "kind",
+        "best length",
+        "expected",
+        "measured",
+        "rounds with a guess",
+        "first guess right",
+        "first guesses checked, of rounds",
+        "context",
+    )
     return tabulate(head, rows)
 
 
@@ -370,8 +350,13 @@ def _drift_table(m: Measured) -> str:
         for mode in ("plain", "speculative")
         if (change := drift(m, mode)) is not None
     ]
-    gains = [(f"{kind}: speculative over plain", "", "", f"{value:.2f}x") for kind in m.kinds if (value := gain(m, kind)) is not None]
-    return tabulate(("", "first third, tokens/s", "last third, tokens/s", "change"), [*rows, *gains])
+    return tabulate(("mode", "first third, tokens/s", "last third, tokens/s", "change"), rows)
+
+
+def _gains_table(m: Measured) -> str:
+    return tabulate(
+        ("kind", "speculative over plain"), [(kind, f"{value:.2f}x") for kind in m.kinds if (value := gain(m, kind)) is not None]
+    )
 
 
 def _facts_table(m: Measured) -> str:
@@ -382,7 +367,7 @@ def _facts_table(m: Measured) -> str:
         "system": m.machine.system or None,
         "physical cores": str(m.machine.cores),
         "memory": m.machine.memory_bytes and f"{m.machine.memory_bytes / 2**30:.1f} GiB",
-        "load before the run": _number(m.machine.load_before),
+        "load before the run (one-minute mean)": _number(m.machine.load_before),
         "model": f"{m.model.name} on {m.model.engine} ({m.model.unit}), {m.model.weight_bytes / 1e6:.0f} MB of weights",
         "where the model's work runs": m.model.placement and m.model.placement.describe(),
         "draft": d.name + (f" ({d.unit})" if d.unit else ""),

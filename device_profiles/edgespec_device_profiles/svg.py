@@ -10,6 +10,7 @@ from html import escape
 WIDTH, HEIGHT = 640, 340
 LEFT, RIGHT, TOP, BOTTOM = 58, 16, 14, 46
 LEGEND_ROW = 20
+MARK_ROOM = 6  # around the frame, so that marks on its edge are seen whole
 DASHES = ("", "7 3", "2 3", "9 3 2 3", "12 4", "4 4")
 STYLES = len(DASHES)
 
@@ -64,7 +65,10 @@ def chart(title: str, x: Axis, y: Axis, lines: Sequence[Line]) -> str:
     x_scale = _scale(x, [p[0] for p in data], LEFT, WIDTH - RIGHT)
     y_scale = _scale(y, [p[1] for p in data], bottom, TOP)
     height = HEIGHT + rows * LEGEND_ROW
-    frame = f'<rect x="{LEFT}" y="{TOP}" width="{WIDTH - RIGHT - LEFT}" height="{bottom - TOP}"/>'
+    frame = (
+        f'<rect x="{LEFT - MARK_ROOM}" y="{TOP - MARK_ROOM}" width="{WIDTH - RIGHT - LEFT + 2 * MARK_ROOM}"'
+        f' height="{bottom - TOP + 2 * MARK_ROOM}"/>'
+    )
     clip = "clip-" + "".join(c if c.isalnum() else "-" for c in title)
     parts = [
         f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(title, quote=True)}" xmlns="http://www.w3.org/2000/svg">',

@@ -7,20 +7,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import harmonic_mean, median
 
+from edgespec_device_profiles.layout import Finding
 from edgespec_device_profiles.measured import Kind, Measured
 from edgespec_device_profiles.outlook import Step, alphas, best, outlook
 
 FEW_ROUNDS = 40  # below which a figure is a hint
+DRIFT_LIMIT = 0.15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """`draft_tokens` 0: do not draft. `measured`: speculative over plain speed with the policy of the run, where it was measured."""
+    """`draft_tokens` 0: do not draft. `measured`: speculative over plain speed with the policy of the run over so many pairs of
+    `answers`, where it was measured.
+    """
 
     kind: str
     draft_tokens: int
     expected: float
     measured: float | None
+    answers: int
     why: str
     thin: bool
 
@@ -29,6 +34,15 @@ class Verdict:
         n = self.draft_tokens
         words = f"draft {n} token{'s' * (n > 1)} on {self.kind}: {self.expected:.2f}x expected" if n else f"do not draft on {self.kind}"
         return f"Perhaps {words}" if self.thin else words[0].upper() + words[1:]
+
+    def finding(self, policy: str) -> Finding:
+        """For a reader; `policy` made the measured answers."""
+        answers = f"{self.answers} answer{'s' * (self.answers != 1)}"
+        measured = "" if self.measured is None else f" ({self.measured:.2f}x measured with policy {policy} on {answers})"
+        few = " Few rounds: a hint, not a finding." if self.thin else ""
+        lost = bool(self.draft_tokens) and self.measured is not None and self.measured < 1.0
+        doubt = " The measured answers gained nothing, so this expectation is unproven." if lost else ""
+        return Finding(f"{self.headline}{measured}.", f"{self.why}{few}{doubt}", None if lost else bool(self.draft_tokens))
 
 
 def verdicts(measured: Measured) -> list[Verdict]:
@@ -45,6 +59,7 @@ def verdicts(measured: Measured) -> list[Verdict]:
                 draft_tokens=chosen.draft_tokens,
                 expected=chosen.speed_up,
                 measured=gain(measured, name),
+                answers=len(_speeds(measured, name, "speculative")),
                 why=_why(kind, steps, chosen),
                 thin=_thin(kind),
             )
@@ -66,12 +81,44 @@ def _why(kind: Kind, steps: Sequence[Step], chosen: Step) -> str:
     plain_ms = steps[0].ms
     if chosen.draft_tokens:
         more = steps[-1]
-        cost = f"a round takes {chosen.ms / plain_ms:.2f} plain steps and gives {chosen.tokens:.2f} tokens"
-        longer = f"; {more.draft_tokens} tokens would give {more.speed_up:.2f}x" if more.draft_tokens > chosen.draft_tokens else ""
+        cost = f"a round takes as long as {chosen.ms / plain_ms:.2f} plain tokens and gives {chosen.tokens:.2f}"
+        longer = ""
+        if more.draft_tokens > chosen.draft_tokens:
+            beyond = "less" if more.speed_up < chosen.speed_up else "too little more to count"
+            longer = f"; drafting {more.draft_tokens} would give {more.speed_up:.2f}x, {beyond}"
         return f"{right}; {cost}{longer}."
     top = max(steps[1:], key=lambda step: step.speed_up, default=steps[0])
-    cost = f"the best length ({top.draft_tokens}) takes {top.ms / plain_ms:.2f} plain steps a round and gives {top.tokens:.2f} tokens"
+    cost = (
+        f"at the best length ({top.draft_tokens}) a round takes as long as {top.ms / plain_ms:.2f} plain tokens and gives {top.tokens:.2f}"
+    )
     return f"{right}; {cost}: {top.speed_up:.2f}x is no gain worth having."
+
+
+def overall(measured: Measured) -> str:
+    """The length to take if one must serve every kind of text, in words; "" if nothing is known."""
+    step = one_for_all(measured)
+    if step is None:
+        return ""
+    if not step.draft_tokens:
+        return "Do not draft if one setting must serve all: over these kinds of text nothing is gained."
+    tokens = f"{step.draft_tokens} token{'s' * (step.draft_tokens > 1)}"
+    return f"Draft {tokens} if one length must serve all: {step.speed_up:.2f}x expected over these kinds of text."
+
+
+def warnings(measured: Measured) -> list[str]:
+    """Why these figures may not be what a quiet, cool machine would show."""
+    out: list[str] = []
+    if not measured.complete:
+        out.append("The run is not complete; what is missing is listed as not measured.")
+    if measured.hot_samples:
+        out.append(f"{measured.hot_samples} samples were taken while the device was hot; none of them is in these figures.")
+    load, cores = measured.machine.load_before, measured.machine.cores
+    if load is not None and load > 0.5 * cores:
+        out.append(f"The machine was busy before the run ({load:.1f} runnable tasks on {cores} cores): trust ratios, not times.")
+    change = drift(measured, "plain")
+    if change is not None and abs(change.change) > DRIFT_LIMIT:
+        out.append(f"Plain speed changed by {change.change:+.0%} during the run (heat or other work): measure again when it is quiet.")
+    return out
 
 
 def one_for_all(measured: Measured) -> Step | None:

@@ -53,10 +53,11 @@ def test_json_says_what_works_and_why_not(command, backends, monkeypatch):
     assert any("Metal" in place for place in found["never_run_on"])
 
 
-def test_text_for_people(command, backends):
+def test_text_for_people(command, backends, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     result = command("doctor")
     assert result.code == 0
-    assert "onnx: Library 1.2, cpu" in result.out
+    assert "onnx: Library 1.2, cpu" in result.out and "environment OMP_NUM_THREADS=1" in result.out
     assert "mlx: not available: mlx is not installed; pip install mlx" in result.out
     assert "run `edgespec pull smollm2-135m`" in result.out
 
@@ -80,6 +81,22 @@ def test_what_would_run_a_model(backends):
     assert "mlx is not installed" in found["backends"]["mlx"]
     assert found["auto"] == "onnx"
     assert (found["draft"], found["kv_bytes_at_full_context"]) == ("ngram", 5000)
+
+
+def test_a_model_is_shown_with_the_memory_its_context_takes(backends, capsys):
+    from edgespec_apps.doctor import examine, print_report
+
+    model = {
+        "name": "m",
+        "draft": "ngram",
+        "auto": "onnx",
+        "max_context": 50,
+        "kv_bytes_at_full_context": 380e6,
+        "backends": {},
+        "where": {},
+    }
+    print_report(examine(None) | {"model": model})
+    assert "m, draft ngram, context up to 50 tokens (0.38 GB of cache when full)" in capsys.readouterr().out
 
 
 def test_sensors_and_energy_meters_that_work_and_why_others_do_not(command, backends, monkeypatch):

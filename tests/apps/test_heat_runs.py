@@ -107,15 +107,17 @@ def test_in_ten_minutes_from_cold_heat_takes_less_than_a_tenth_from_a_fanless_la
     """Published: such laptops throttle after 8 to 15 minutes. What heat has not taken, no governor can give back."""
     found = runs(COLD_FANLESS.scene(), ("fixed:3", GOVERNED))
     assert 0.9 < summary(*found["fixed:3"])["clock_share"] < 1.0
-    said = " ".join(explain(found))
-    assert "never slowed it would have written" in said and "no plan on the same unit can win more" in said
+    best, governed = explain(found)
+    assert best.head.startswith("fixed:3 is the best fixed length") and governed.head.startswith(f"{GOVERNED}: +") and governed.good
+    assert "Never slowed, it would have written" in best.text and "avoiding throttling can win no more than that" in best.text
 
 
 def test_the_report_says_where_a_gain_comes_from() -> None:
     found = runs(replace(PHONE.scene(), minutes=3.0), ("fixed:3", GOVERNED))
-    said = " ".join(explain(found))
-    assert "unit shift" in said and "avoided throttling" in said and "Physics" not in said
+    said = " ".join(map(str, explain(found)))
+    assert "of the time on the NPU, slower than the GPU at full speed" in said and "avoided throttling" in said and "No gain" not in said
     found = runs(replace(DESKTOP.scene(), minutes=1.0), ("fixed:3", GOVERNED))
-    said = " ".join(explain(found))
-    assert "Heat takes no speed" in said and "Physics leaves no gain: nothing gets too hot" in said
+    heat, governed = explain(found)
+    assert "Heat takes no speed" in heat.text
+    assert not governed.good and "No gain is to be had: nothing gets too hot" in governed.text
     assert explain({GOVERNED: found[GOVERNED]}) == []

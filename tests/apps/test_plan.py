@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 
 import pytest
@@ -38,6 +39,9 @@ def test_seven_billion_on_a_phone_with_four_gigabytes() -> None:
     assert memory["sequences"] == 0
     bits = (memory["available_bytes"] - memory["kv_bytes"]) * 8 / 7e9
     assert any(f"{bits:.1f} bits per weight" in line for line in found["would_change"])
+    assert any("at 4.5 bits a model of 4.5 billion weights" in line for line in found["would_change"])
+    tiny = answer(question("7b", memory_gb=0.3))["would_change"]
+    assert not any("bits" in line for line in tiny) and any("GB of memory" in line for line in tiny), "no model fits in nothing"
     smaller = answer(replace(question("7b", memory_gb=4.0), target=size_from_name("7b", bits=bits - 0.05)))
     assert smaller["fits"]
 
@@ -91,5 +95,43 @@ def test_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
     printed = capsys.readouterr().out
     assert "estimates" in printed and "does not fit" in printed and "if it did fit" in printed
     assert "CPU only   on 4 cores about " in printed and "note       `edgespec profile` on the device" in printed
+    assert "7b at 4.5 bits per weight on Snapdragon 8 Gen 3 (phone, at most 10 W)" in printed and "held back  by memory size" in printed
+    assert "2.75 of 4 GB" in printed
     assert cli.run(["plan", "--device", "snapdragon-8-gen-3", "--model", "7b", "--memory", "lots"]) == 2
     assert "no amount of memory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments", [["plan", "--device", "apple-m4"], ["simulate", "--profile", "apple-m4", "--minutes", "0.1"], ["doctor"]]
+)
+def test_a_terminal_of_80_columns_is_enough(
+    arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGESPEC_HOME", "/x")  # a path of a word cannot be wrapped, so a short one
+    monkeypatch.setenv("COLUMNS", "80")
+    model = [] if arguments == ["doctor"] else ["--model", "8b", "--draft", "600m"]
+    assert cli.run([*arguments, *model]) == 0
+    piped = capsys.readouterr().out
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert cli.run([*arguments, *model]) == 0
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= 80
+    if model:  # what the doctor finds differs by machine and moment
+        assert shown.split() == piped.split() and max(map(len, piped.splitlines())) > 80, "only a terminal gets wrapped lines"
+
+
+def test_a_draft_that_helps_and_one_that_does_not(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: object
+) -> None:
+    monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path))
+    arguments = ["plan", "--device", "apple-m4-max", "--model", "8b"]
+
+    def said(*more: str) -> str:
+        assert cli.run([*arguments, *more]) == 0
+        return capsys.readouterr().out
+
+    advice = "would help a draft (--draft): checking "
+    assert advice in said()
+    helps = said("--draft", "600m")
+    assert advice not in helps and "tokens/s" in next(line for line in helps.splitlines() if line.startswith("  draft"))
+    assert "no draft length gains anything" in said("--draft", "7b", "--acceptance", "0.1")

@@ -58,6 +58,7 @@ def test_every_run_adds_to_the_history_and_words_come_without_json(profile, tmp_
     for _ in range(2):
         result = profile("--out", str(tmp_path), "--quick")
         assert result.code == 0
+        assert result.out.startswith(("Draft ", "Do not draft ")) and "must serve all" in result.out.splitlines()[0]
         assert "on chat" in result.out and "Profile: " in result.out and "Report:  " in result.out
     assert len(files(tmp_path, ".toml")) == len(files(tmp_path, ".html")) == 2
 

@@ -106,7 +106,8 @@ def test_the_command_ends_with_one_json_line(capsys: pytest.CaptureFixture[str],
     assert 0 <= found["fit_error"] < 0.05
     assert cli.run(arguments) == 0
     printed = capsys.readouterr().out
-    assert "Estimates" in printed and "published" in printed
+    assert "All figures are estimates" in printed and "published runs of a phone, met within" in printed
+    assert "0.2 simulated minutes of 8b, draft that costs nothing, on Apple M4 (fanless)." in printed
 
 
 def test_unknown_chips_and_policies_are_clear_errors(capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,9 +132,29 @@ def test_the_report_is_a_page_of_its_own(capsys: pytest.CaptureFixture[str], mon
     assert len(charts) == 4
     for chart in charts:
         ElementTree.fromstring(chart)
-    assert "critical at 78" in charts[1]
+    assert "critical at 78 °C" in charts[1]
+    assert text.index("more tokens than fixed:3, the best fixed length") < text.index("best fixed length, with") < text.index("Totals")
     for words in ("after 2 minutes of full work", "avoided throttling", "best fixed length", "All figures are estimates", "J/token"):
         assert words in text
+
+
+def test_a_gain_names_the_drafters_that_made_it() -> None:
+    where = session("model", "ngram", minutes=1.0)
+    found = {name: where.run(where.policy(name)) for name in ("fixed:1", "adaptive")}
+    _, adaptive = simulation_report.explain(found)
+    assert adaptive.good and re.search(r"draft plan \(drafts by model \d+%, ngram \d+%; ", adaptive.text)
+    assert "drafts by" not in " ".join(map(str, simulation_report.explain({name: run for name, run in found.items() if name == "fixed:1"})))
+
+
+def test_the_screen_shows_the_fit_of_the_case_that_was_fitted(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--model", "2b", "--minutes", "0.2", "--warm", "1", "--policy", "fixed:0", "--policy", "adaptive"]
+    assert cli.run(["simulate", "--profile", "apple-a19-pro", *arguments]) == 0
+    phone = capsys.readouterr().out
+    assert "(phone) after 1 minutes of full work" in phone and "Fit of the phone case" in phone
+    assert max(len(line) for line in phone.splitlines() if line.startswith(("policy", "fixed", "adaptive "))) <= 80
+    assert phone.index("adaptive: ") < phone.index("Fit of the phone case"), "what it comes to, before what it rests on"
+    assert cli.run(["simulate", "--profile", "apple-m2-ultra", *arguments]) == 0
+    assert "Fit of the phone case" not in capsys.readouterr().out
 
 
 def test_warm_devices_start_slower_and_every_policy_reads_the_same_text() -> None:
@@ -273,7 +294,7 @@ def test_a_browser_opens_the_report_without_a_word_on_its_console(drafters: tupl
     where = session(*drafters, text=None if drafters else Constant(0.75))
     found = {name: where.run(where.policy(name)) for name in ("fixed:0", "fixed:3", "adaptive+governor")}
     page = tmp_path / "report.html"
-    page.write_text(simulation_report.page(where, found, 0.01), encoding="utf-8")
+    page.write_text(simulation_report.page(where, "desktop", found, 0.01), encoding="utf-8")
     dom, console = opened(page)
     assert console == []
     assert dom.count("<svg") == 4 and dom.rstrip().endswith("</html>")

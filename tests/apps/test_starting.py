@@ -116,7 +116,7 @@ def test_doctor_says_which(command, chip, measured):
     chip[0] = OTHER
     found = doctor(command)
     assert found["kind"] == "none" and "no chip file for Some Processor" in found["what"]
-    assert "Sessions with smollm2-135m start from\n  nothing: " in command("doctor").out
+    assert "Costs that the scheduler assumes at first for smollm2-135m\n  nothing: " in command("doctor").out
     measured("large")
     found = doctor(command)
     assert found["kind"] == "estimated" and "measured on 2026-01-02 with large" in found["what"]

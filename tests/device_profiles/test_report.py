@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
@@ -10,7 +11,7 @@ import pytest
 from edgespec.core.device import UnitProfile
 from edgespec_device_profiles import report
 from edgespec_device_profiles.measured import Machine, Measured
-from edgespec_device_profiles.svg import Axis, Line, chart, ticks
+from edgespec_device_profiles.svg import LEFT, MARK_ROOM, TOP, Axis, Line, chart, ticks
 from edgespec_device_profiles.verdict import one_for_all, verdicts
 from tests.helpers.browser import browser, opened
 from tests.helpers.timed import example
@@ -72,8 +73,22 @@ def test_the_verdict_stands_on_top_in_words() -> None:
     overall, (code, chat) = one_for_all(example()), verdicts(example())
     assert overall is not None
     first = said.index(f"Draft {overall.draft_tokens} tokens if one length must serve all: {overall.speed_up:.2f}x expected")
-    assert first < said.index(code.headline) < said.index("2.00x measured with policy adaptive") < said.index("Which draft length is best?")
+    assert (
+        first
+        < said.index(code.headline)
+        < said.index("2.00x measured with policy adaptive on 6 answers")
+        < said.index("Which draft length is best?")
+    )
     assert said.index(chat.headline) < said.index("Which draft length is best?")
+
+
+def test_an_expectation_that_no_answer_met_is_called_unproven() -> None:
+    slower = tuple(replace(answer, tok_s=90.0) if answer.mode == "speculative" else answer for answer in example().sustained)
+    met, unmet = (verdicts(m)[0].finding("adaptive") for m in (example(), example(sustained=slower)))
+    assert met.good is True and "unproven" not in met.text
+    assert unmet.good is None and "0.90x measured" in unmet.head and "unproven" in unmet.text
+    chat = verdicts(example())[1].finding("adaptive")
+    assert chat.good is False and "unproven" not in chat.text
 
 
 def test_what_is_missing_is_said() -> None:
@@ -112,6 +127,7 @@ def test_charts_keep_data_inside_the_frame() -> None:
     frame = svg.find(".//{*}clipPath/{*}rect")
     assert frame is not None
     left, top, width, height = (float(frame.attrib[key]) for key in ("x", "y", "width", "height"))
+    assert (left, top) == (LEFT - MARK_ROOM, TOP - MARK_ROOM), "marks on the edge are seen whole"
     marks = svg.findall("{*}g[@clip-path]//{*}circle")
     assert len(marks) == 3
     for mark in marks:
