@@ -37,8 +37,8 @@ def simulate(
         typer.Option(
             "--policy",
             metavar="POLICY",
-            help="One to compare; repeatable. NAME+governor adds the governor, which avoids heat (default: fixed:0 to fixed:8, adaptive"
-            " and adaptive+governor).",
+            help="One to compare; repeatable. NAME+governor adds the governor, which avoids heat; NAME@npu runs it all on the NPU (default:"
+            " fixed:0 to fixed:8, adaptive and adaptive+governor).",
         ),
     ] = None,
     case: Annotated[

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from edgespec.backends.simulated import VirtualDevice
 from edgespec.core.device import DeviceProfile, UnitProfile
-from edgespec.core.plan import Knobs
+from edgespec.core.plan import Knobs, Plan
 from edgespec.core.policy import Policy, RoundState
 from edgespec.core.trace import RoundTrace
 from edgespec.scheduling.governor import Governor
@@ -23,6 +23,7 @@ from edgespec_device_profiles.chips import Chip
 from edgespec_device_profiles.estimates import ModelSize, Unit, bandwidth_gbs, pass_ms, units
 
 LONGEST_FIXED = 8
+ON_NPU = "@npu"
 HOME: Unit = "gpu"  # where rounds run unless a plan moves them
 PROFILED = (256, CONTEXT, 4096)  # contexts at which the profile knows what rows cost
 CONTEXT_STEP = 128  # contexts that round to the same multiple cost the same
@@ -65,7 +66,11 @@ class Scene:
     knobs: Knobs = field(default_factory=Knobs)
 
     def policy(self, text: str) -> Policy:
-        """As `parse_policy`, but the governor gets the simulated case's thermal model."""
+        """As `parse_policy`, but the governor gets the simulated case's thermal model, and NAME@npu runs every round on the NPU."""
+        if text.endswith(ON_NPU):
+            if "npu" not in units(self.chip):
+                raise ValueError(f"{text}: {self.chip.name} has no NPU figures")
+            return _Elsewhere(self.policy(text.removesuffix(ON_NPU)))
         inner = parse_policy(text.removesuffix(GOVERNED))
         if not text.endswith(GOVERNED):
             return inner
@@ -199,6 +204,24 @@ class _Choice:
             return False
         shorter, longer = sorted((self, other), key=lambda choice: choice.drafted)
         return shorter.drafted == longer.drafted or shorter.cut
+
+
+@dataclass(frozen=True, slots=True)
+class _Elsewhere:
+    """A policy all of whose rounds run on the NPU: what placement alone would bring."""
+
+    inner: Policy
+
+    @property
+    def name(self) -> str:
+        return self.inner.name + ON_NPU
+
+    @property
+    def wants_entropy(self) -> bool:
+        return self.inner.wants_entropy
+
+    def __call__(self, history: Sequence[RoundTrace], state: RoundState, profile: DeviceProfile, knobs: Knobs) -> Plan:
+        return replace(self.inner(history, state, profile, knobs), unit="npu")
 
 
 def flips(history: Sequence[RoundTrace], works: Sequence[Work]) -> int:

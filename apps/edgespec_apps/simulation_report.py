@@ -11,7 +11,7 @@ import numpy as np
 
 from edgespec.core.trace import RoundTrace
 from edgespec.scheduling.parse import GOVERNED
-from edgespec_apps.simulation import Run, Scene, Work, summary
+from edgespec_apps.simulation import ON_NPU, Run, Scene, Work, summary
 from edgespec_device_profiles.layout import Finding, document, section, tabulate, verdict
 from edgespec_device_profiles.svg import Axis, Line, Point, chart
 
@@ -79,7 +79,8 @@ def explain(found: Mapping[str, Run]) -> list[Finding]:
 
 
 def _fixed(found: Mapping[str, Run]) -> list[str]:
-    return [name for name in found if name.startswith("fixed:") and "+" not in name]
+    """Lengths on the unit where rounds run unless a plan moves them."""
+    return [name for name in found if name.startswith("fixed:") and "+" not in name and ON_NPU not in name]
 
 
 def _best(found: Mapping[str, Run]) -> str:
@@ -106,7 +107,7 @@ def _gain(name: str, run: Run, best: str, base: Run) -> Finding:
 
 
 def _no_gain(name: str, best: str, *, hot: bool) -> str:
-    if hot and not name.endswith(GOVERNED):
+    if hot and not name.endswith((GOVERNED, ON_NPU)):
         return "No gain: without the governor it stays on one unit, where every plan heats alike."
     why = "every plan heats alike here, and no move to another unit clearly pays" if hot else "nothing gets too hot"
     return f"No gain is to be had: {why}, and adapting finds nothing better than one length. Which one, {best}, is known only in hindsight."

@@ -16,7 +16,8 @@ from edgespec.core.trace import RoundTrace
 from edgespec.drafting.model import Streak
 from edgespec.scheduling.adaptive import DETOUR
 from edgespec_apps import cli, recording, simulation_report
-from edgespec_apps.simulation import DEFAULT_POLICIES, Scene, Work, compare, flips, summary
+from edgespec_apps.simulation import DEFAULT_POLICIES, Scene, Work, compare, flips, runs, summary
+from edgespec_apps.simulation_report import explain
 from edgespec_apps.texts import Constant, Recorded, Text
 from edgespec_device_profiles import cooling, registry
 from edgespec_device_profiles.estimates import bandwidth_gbs, pass_ms, size_from_name
@@ -108,6 +109,16 @@ def test_the_command_ends_with_one_json_line(capsys: pytest.CaptureFixture[str],
     printed = capsys.readouterr().out
     assert "All figures are estimates" in printed and "published runs of a phone, met within" in printed
     assert "0.2 simulated minutes of 8b, draft that costs nothing, on Apple M4 (fanless)." in printed
+
+
+def test_placement_alone_can_be_compared(capsys: pytest.CaptureFixture[str]) -> None:
+    where = scene("apple-a19-pro", "phone", "2b", "300m", minutes=1.0)
+    found = runs(where, ("fixed:3", "fixed:3@npu"))
+    assert summary(*found["fixed:3@npu"])["npu_share"] == 1.0 and summary(*found["fixed:3"])["npu_share"] == 0.0
+    said = " ".join(f"{finding}" for finding in explain(found))
+    assert "fixed:3 is the best fixed length" in said and "100% of the time on the NPU" in said
+    with pytest.raises(ValueError, match="known policies"):
+        where.policy("magic@npu")
 
 
 def test_unknown_chips_and_policies_are_clear_errors(capsys: pytest.CaptureFixture[str]) -> None:
