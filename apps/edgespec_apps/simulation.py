@@ -91,6 +91,7 @@ class Scene:
             began_s, began_mj, drafter = device.clock_s, device.energy_mj, plan.drafter or first
             allowed = max(0, min(plan.draft_tokens, room, self.knobs.max_draft_tokens))
             position = reader.position
+            number = 0 if position == 0 or not history else history[-1].round + 1  # of the answer
             drafted, kept = reader.step(drafter, allowed)
             passes = read.passes(position, drafted, kept) if drafter == first and self.draft is not None else ()
 
@@ -106,7 +107,7 @@ class Scene:
             device.rest(plan.pause_ms)
             history.append(
                 RoundTrace(
-                    round=len(history),
+                    round=number,
                     context_len=known - 1,
                     drafter=drafter,
                     planned=plan.draft_tokens,

@@ -16,6 +16,7 @@ from edgespec.scheduling.costs import Disturbance, DraftCosts, RowCosts, ahead_m
 HOT = frozenset({"serious", "critical"})
 DETOUR = "looking"  # in a plan's reason: not the path
 FIRST_INTERVAL, LAST_INTERVAL = 4, 30  # rounds without it between looks at a parked arm
+CARRIED = 30.0  # tested tokens that beliefs weigh when an answer begins: another text may be of another kind
 LOOK_WEIGHT = 1.5  # tested tokens that old beliefs weigh when a parked arm is looked at
 PROMISING = 0.7
 PACE = 0.97  # memory of what follows a setting, per time
@@ -169,6 +170,9 @@ class Memory:
 def learn(memory: Memory, trace: RoundTrace) -> Memory:
     """One round more."""
     offers = trace.offers or (Offer(trace.drafter),)
+    if trace.round == 0:
+        for arm in memory.arms.values():
+            arm.acceptance.forget(CARRIED)
     target_ms = trace.verify_ms + trace.judge_ms + trace.commit_ms
     hot = trace.thermal in HOT
     memory.thermal = trace.thermal
