@@ -5,6 +5,7 @@ Acceptance is learnt per *arm*: a drafter at one level of confidence. A match of
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -180,7 +181,7 @@ def learn(memory: Memory, trace: RoundTrace) -> Memory:
     plain_ms = memory.book(hot).ms(1)
     if trace.planned > 0 and plain_ms is not None:
         memory.lost_ms = max(0.0, memory.lost_ms + round_ms - trace.emitted * plain_ms)
-    if trace.energy_mj is not None and round_ms > 0:
+    if trace.energy_mj is not None and 0 < trace.energy_mj < math.inf and round_ms > 0:  # a meter that stood still says nothing
         _observe(memory.energy, memory.beside_energy, trace, trace.energy_mj)
         watts = trace.energy_mj / round_ms
         memory.watts = watts if memory.watts is None else memory.watts + 0.05 * (watts - memory.watts)
