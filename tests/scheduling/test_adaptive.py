@@ -358,3 +358,32 @@ def test_a_draft_by_nobody_who_made_an_offer_leaves_a_plan() -> None:
     history = [made_round(i, drafter="inner", planned=i % 2 * 3, kept=2, offers=offers) for i in range(1, 40)]
     for n in range(len(history)):
         assert AdaptivePolicy()(history[:n], made_state(drafter="both", offers=offers), GENERIC, Knobs()).drafter == ""
+
+
+@pytest.mark.parametrize("stage", ["draft_ms", "verify_ms"])
+@pytest.mark.parametrize("at", [40, 190, 203])
+def test_a_process_that_was_stopped_once_finds_its_drafter_again(stage: str, at: int) -> None:
+    """Minutes in one round are no reason never to look again. It is stopped while the draft is good, or as it turns bad."""
+    policy, rng, history = AdaptivePolicy(), np.random.default_rng(0), list[RoundTrace]()
+    play(GOOD, policy, min(at, 200), rng, history=history)
+    play(POOR, policy, max(0, at - 200), rng, history=history)
+    history[-1] = replace(history[-1], planned=4, drafted=4, rows=5, **{stage: 600_000.0}, round_ms=600_000.0)
+    policy = AdaptivePolicy()  # that has not folded the round as it was
+    play(GOOD, policy, max(0, 200 - at), rng, history=history)
+    play(POOR, policy, 200, rng, history=history)
+    play(GOOD, policy, 364, rng, history=history)
+    assert expected_throughput(GOOD, history[-250:]) > 0.93 * GOOD.oracle()
+
+
+def test_a_drafter_that_was_slow_to_fail_is_asked_again() -> None:
+    """Its time without a guess counts once it has happened twice."""
+    policy, history, offers, failures = AdaptivePolicy(), list[RoundTrace](), (Offer("model"),), 0
+    for i in range(300):
+        plan = policy(history, made_state(offers=offers), GENERIC, Knobs())
+        failed = i >= 50 and not failures and plan.draft_tokens > 0
+        failures += failed
+        drafted = 0 if failed else plan.draft_tokens
+        ms = 600_000.0 if failed else 0.5 * drafted
+        trace = made_round(i, planned=plan.draft_tokens, drafted=drafted, kept=drafted, draft_ms=ms, reason=plan.reason, offers=offers)
+        history.append(trace)
+    assert failures == 1 and planned(history)[100:].count(0) < 20
