@@ -183,7 +183,9 @@ def learn(memory: Memory, trace: RoundTrace) -> Memory:
     memory.elapsed_ms += round_ms
     if trace.planned > 0 and plain_ms is not None:
         memory.lost_ms = max(0.0, memory.lost_ms + round_ms - trace.emitted * plain_ms)
-    if trace.energy_mj is not None and 0 < trace.energy_mj < math.inf and target_ms + trace.draft_ms > 0:  # a meter that stood still says nothing
+    if (
+        trace.energy_mj is not None and 0 < trace.energy_mj < math.inf and target_ms + trace.draft_ms > 0
+    ):  # a meter that stood still says nothing
         _observe(memory.energy, memory.beside_energy, trace, trace.energy_mj)
         watts = trace.energy_mj / (target_ms + trace.draft_ms)
         memory.watts = watts if memory.watts is None else memory.watts + 0.05 * (watts - memory.watts)
