@@ -16,8 +16,8 @@ from typing import Any, Union, cast, get_args, get_origin, get_type_hints
 from edgespec.analysis import measured_cost
 from edgespec.core.device import DeviceProfile, UnitProfile
 from edgespec.core.errors import ArtifactError
-from edgespec_device_profiles import toml_text
 from edgespec.core.placement import Placement
+from edgespec_device_profiles import toml_text
 
 SCHEMA = "edgespec.profile/1"
 OTHER_CONTEXT, OTHER_ROWS = 16, (1, 4, 8)  # at which other engines are measured
