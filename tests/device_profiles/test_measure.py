@@ -289,7 +289,7 @@ def test_a_draft_with_a_small_context_is_measured_within_its_own(context: int) -
     draft.spec = replace(draft.spec, max_context=context)
     measured = profiler(clock, timed_runtime(clock, cost, draft=draft)).run()
     assert measured.complete and measured.overlap_penalty is not None
-    assert all(0 < ms and at < context for at, ms in measured.draft.forward_ms.items()) and measured.draft.forward_ms
+    assert all(ms > 0 and at < context for at, ms in measured.draft.forward_ms.items()) and measured.draft.forward_ms
 
 
 def test_progress_names_every_stage_in_order_and_never_overshoots() -> None:
