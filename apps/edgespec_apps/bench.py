@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,10 +28,11 @@ from edgespec_apps.measure import (
     ratio,
     tok_s,
 )
-from edgespec_apps.options import AsJson, MaxTokens, ModelOptions
+from edgespec_apps.options import AsJson, MaxTokens, ModelOptions, check_policy
 from edgespec_apps.peer import LlamaPeer, PeerUnavailable
 
 if TYPE_CHECKING:
+    from edgespec.core.plan import Knobs
     from edgespec.orchestrator.runtime import Runtime
 
 SCHEMA = "edgespec.bench/1"
@@ -76,8 +78,10 @@ def bench(
         raise ValueError(f"--peer knows llama.cpp only, got {peer!r}")
     if peer is None and (peer_gguf or peer_python):
         raise ValueError("--peer-gguf and --peer-python belong to --peer llama.cpp; add it, or leave them out")
-    if record is not None and not record.absolute().parent.is_dir():
-        raise ValueError(f"--record: there is no folder {record.absolute().parent}; make it first")
+    if record is not None:
+        _check_file(record)
+    for name in _listed(rivals):
+        check_policy(name)
     threads = model.threads or machine.cores()
     before = machine.load_average()
     if before[0] > _QUIET_LOAD * machine.cores():
@@ -88,16 +92,14 @@ def bench(
         encoded = [(prompt, encode(runtime, prompt.text)) for prompt in prompts]
         needed = max(len(ids) for _, ids in encoded) + max_tokens + _SPARE_TOKENS
         room = model.max_context or min(needed, runtime.spec.max_context)
-        runners = {"plain": runner(runtime, model, room, policy="fixed:0"), "spec": runner(runtime, model, room, policy=model.policy)}
-        others = {name: runner(runtime, model, room, policy=name) for name in _listed(rivals)}
+        knobs = model.knobs()
+        runners = {"plain": runner(runtime, model, room, "fixed:0"), "spec": runner(runtime, model, room, model.policy, knobs)}
+        others = {name: runner(runtime, model, room, name, _as_far_as_it_plans(knobs, name)) for name in _listed(rivals)}
         runners |= others
         rival = stack.enter_context(_peer(runtime, peer_gguf, peer_python or sys.executable, room, threads)) if peer else None
         if rival:
             runners |= {"peer_plain": rival.runner(lookup=False), "peer_lookup": rival.runner(lookup=True)}
         samples = _run(encoded, runners, repeats=repeats, max_tokens=max_tokens)
-        if record is not None:
-            which = f"--kinds {kinds}{f' --prompts {first}' if first else ''}"
-            _record(runtime, model, encoded, samples, room=room, max_tokens=max_tokens, which=which, file=record)
         spec = runtime.spec
         result: dict[str, Any] = {
             "schema": SCHEMA,
@@ -112,6 +114,15 @@ def bench(
             "rivals": rivals_report(samples, list(others)) if others else None,
             "peer": peer_report(samples, rival.version) if rival else None,
         }
+        try:
+            if record is not None:
+                which = f"--kinds {kinds}{f' --prompts {first}' if first else ''}"
+                _record(runtime, model, encoded, samples, room=room, max_tokens=max_tokens, which=which, file=record)
+        finally:  # a full disk does not take the measurement with it, nor does Ctrl-C
+            _show(result, as_json=as_json)
+
+
+def _show(result: Mapping[str, Any], *, as_json: bool) -> None:
     if result["drift"] and result["drift"]["spoiled"]:
         say(
             f"plain speed changed by {result['drift']['change']:+.0%} during the run (heat or other work): measure again on a quiet machine"
@@ -120,6 +131,14 @@ def bench(
         print(json.dumps(result), flush=True)
     else:
         print_table(result)
+
+
+def _check_file(record: Path) -> None:
+    """Raise ValueError now rather than after minutes of work. What is written takes the place of what is there, a device's too."""
+    if not record.absolute().parent.is_dir():
+        raise ValueError(f"--record: there is no folder {record.absolute().parent}; make it first")
+    if record.exists() and not record.is_file():
+        raise ValueError(f"--record: {record} is there and is no file; name another")
 
 
 def _listed(text: str) -> list[str]:
@@ -135,11 +154,18 @@ def encode(runtime: Runtime, text: str) -> list[int]:
     return tokenizer.encode(text, bos=tokenizer.add_bos)
 
 
-def runner(runtime: Runtime, model: ModelOptions, max_context: int, *, policy: str) -> Runner:
+def _as_far_as_it_plans(knobs: Knobs, policy: str) -> Knobs:
+    """A fixed length saves no energy: among rivals it is measured as it is, rather than refused as it would be alone."""
+    from edgespec.scheduling.parse import GOVERNED
+
+    return replace(knobs, energy="balanced") if policy.startswith("fixed") and not policy.endswith(GOVERNED) else knobs
+
+
+def runner(runtime: Runtime, model: ModelOptions, max_context: int, policy: str, knobs: Knobs | None = None) -> Runner:
     """Answers greedily in a session of its own each time: nothing read before may shorten the work."""
 
     def run(prompt_ids: Sequence[int], max_tokens: int) -> Run:
-        with runtime.session(policy=policy, verify=model.verify.value, max_context=max_context, knobs=model.knobs()) as session:
+        with runtime.session(policy=policy, verify=model.verify.value, max_context=max_context, knobs=knobs) as session:
             answer = session.generate(prompt_ids, max_tokens=max_tokens)
         stats = answer.stats
         return Run(

@@ -57,11 +57,14 @@ def profile(
     folder = out if out is not None else profiles_folder()
     folder.mkdir(parents=True, exist_ok=True)  # now rather than after minutes of work
     measured, interrupted = _measure(model, minutes or (QUICK_MINUTES if quick else MINUTES), quick=quick)
-    files = _write(measured, folder)
-    if as_json:
-        print(json.dumps(summary(measured) | {"files": files}), flush=True)
-    else:
-        _print(measured, files)
+    files: dict[str, str] = {}
+    try:
+        _write(measured, folder, files)
+    finally:  # a full disk does not take minutes of work with it
+        if as_json:
+            print(json.dumps(summary(measured) | {"files": files}), flush=True)
+        else:
+            _print(measured, files)
     if interrupted:
         raise typer.Exit(INTERRUPTED)
 
@@ -150,13 +153,15 @@ def _prompts(runtime: Runtime, max_context: int) -> Mapping[str, Sequence[Sequen
     return found
 
 
-def _write(measured: Measured, folder: Path) -> dict[str, str]:
+def _write(measured: Measured, folder: Path, files: dict[str, str]) -> None:
+    """Adds to `files` what is written."""
     from edgespec_device_profiles import history, report
 
     file = history.save(measured, folder)
+    files["profile"] = str(file)
     page = file.with_suffix(".html")
     history.write_whole(page, report.page(measured))
-    return {"profile": str(file), "report": str(page)}
+    files["report"] = str(page)
 
 
 def summary(measured: Measured) -> dict[str, Any]:
@@ -189,7 +194,8 @@ def _print(measured: Measured, files: Mapping[str, str]) -> None:
         paragraph(f"Where the work runs: {measured.model.placement.describe()}")
     for what, why in measured.not_measured.items():
         say(f"not measured: {what} ({why})")
-    print(f"Profile: {files['profile']}\nReport:  {files['report']}")
+    for what, file in files.items():
+        print(f"{what.capitalize() + ':':<9}{file}")
 
 
 def _compare(a: Path, b: Path, out: Path | None, *, as_json: bool) -> None:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import tomllib
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
 from edgespec.core.device import DeviceProfile, UnitProfile
 from edgespec.core.errors import ArtifactError
+from edgespec_device_profiles import toml_text
 
 SCHEMA = "edgespec.chip/1"
 Cooling = Literal["phone", "fanless", "fan"]
 REQUIRED = frozenset({"bandwidth_gbs", "gpu_fp16_tflops", "performance_cores", "efficiency_cores", "max_memory_gb", "sustained_watts"})
 NPU = frozenset({"npu_tops", "npu_fp16_tflops", "npu_bandwidth_gbs", "npu_sram_mb", "npu_dispatch_floor_ms", "npu_busy_w"})
+MAY_BE_NONE = frozenset({"efficiency_cores"})  # all else is divided by
 FIGURES = REQUIRED | NPU | {"gpu_fp32_tflops", "gpu_cores", "overlap_penalty"}
 
 
@@ -68,10 +70,7 @@ class Chip:
 
 def parse(text: str, *, origin: str) -> Chip:
     """A chip from TOML. ArtifactError names the file, what is wrong in it and what was expected."""
-    try:
-        table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ArtifactError(f"{origin} is not valid TOML: {error}") from error
+    table = toml_text.read(text, origin=origin)
     if table.get("schema") != SCHEMA:
         raise ArtifactError(f"{origin}: schema is {table.get('schema')!r}, this version reads {SCHEMA!r}")
     figures = _take(table, "figures", dict, origin)
@@ -107,8 +106,9 @@ def _figure(name: str, entry: object, origin: str) -> Figure:
         raise ArtifactError(f"{where} is {entry!r}, expected value, estimate and source")
     fields = cast("dict[str, Any]", entry)
     value, estimate, source = fields["value"], fields["estimate"], fields["source"]
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
-        raise ArtifactError(f"{where}: value is {value!r}, expected a number >= 0")
+    least, wanted = (0.0, ">= 0") if name in MAY_BE_NONE else (sys.float_info.min, "> 0")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= sys.float_info.max:
+        raise ArtifactError(f"{where}: value is {value!r:.60}, expected a number {wanted}")
     if not isinstance(estimate, bool) or not isinstance(source, str) or not source:
         raise ArtifactError(f"{where}: needs estimate = true or false and a source, got {estimate!r} and {source!r}")
     return Figure(float(value), estimate, source)

@@ -238,7 +238,7 @@ class Profiler:
         draft = self._runtime.draft_engine
         if draft is None:
             raise _NotHere("this draft runs no second model")
-        target_bench, draft_bench = (_Bench(engine, 64, self) for engine in (self._runtime.target, draft))
+        target_bench, draft_bench = (_Bench(e, min(64, e.spec.max_context - 1), self) for e in (self._runtime.target, draft))
         alone, beside = Samples(), Samples()
         for bench in (draft_bench, target_bench):  # warm up
             bench.pass_ms(1)
@@ -440,7 +440,7 @@ class _Bench:
         self._clock, self._cancel = profiler._clock, profiler._cancel  # pyright: ignore[reportPrivateUsage]
         text = [ids for prompts in profiler._prompts.values() for prompt in prompts for ids in prompt]  # pyright: ignore[reportPrivateUsage]
         self._ids = [token for token, _ in zip(cycle(text), range(context + max(ROWS)), strict=False)]
-        self._cache: Cache = engine.new_cache(context + max(ROWS))
+        self._cache: Cache = engine.new_cache(min(context + max(ROWS), engine.spec.max_context))
         for at in range(0, context, PREFILL_ROWS):
             part = self._ids[at : min(at + PREFILL_ROWS, context)]
             engine.forward([(TokenBatch.chain(part, scored=0), self._cache)], cancel=self._cancel)

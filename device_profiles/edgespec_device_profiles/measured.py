@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-import tomllib
+import sys
 import types
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
@@ -17,6 +17,7 @@ from edgespec.analysis import measured_cost
 from edgespec.core.device import DeviceProfile, UnitProfile
 from edgespec.core.errors import ArtifactError
 from edgespec.core.placement import Placement
+from edgespec_device_profiles import toml_text
 
 SCHEMA = "edgespec.profile/1"
 OTHER_CONTEXT, OTHER_ROWS = 16, (1, 4, 8)  # at which other engines are measured
@@ -216,10 +217,7 @@ def _text(value: str) -> str:
 
 def parse(text: str, *, origin: str) -> Measured:
     """A measured profile from TOML. ArtifactError names the file, the place in it, what was found and what was expected."""
-    try:
-        table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ArtifactError(f"{origin} is not valid TOML: {error}") from error
+    table = toml_text.read(text, origin=origin)
     if table.get("schema") != SCHEMA:
         raise ArtifactError(f"{origin}: schema is {table.get('schema')!r}, this version reads {SCHEMA!r}")
     measured = cast(Measured, _decode(Measured, table, origin))
@@ -230,7 +228,9 @@ def parse(text: str, *, origin: str) -> Measured:
 def _check(measured: Measured, origin: str) -> None:
     for name, unit in measured.units.items():
         for table in (unit.forward_ms, unit.forward_p95_ms):
-            if any(rows < 1 for rows in table) or any(ms <= 0 for by_context in table.values() for ms in by_context.values()):
+            if any(rows < 1 or not by_context for rows, by_context in table.items()):
+                raise ArtifactError(f"{origin}: unit {name} needs rows >= 1, each with times, got {table}")
+            if any(ms <= 0 for by_context in table.values() for ms in by_context.values()):
                 raise ArtifactError(f"{origin}: unit {name} needs rows >= 1 and times > 0, got {table}")
     for name, kind in measured.kinds.items():
         if not len(kind.offered) >= len(kind.tested) == len(kind.kept):
@@ -254,7 +254,7 @@ def _decode(hint: Any, value: Any, where: str) -> Any:
         }
     if hint is float:
         number = value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
-        if not math.isfinite(number):
+        if not abs(number) <= sys.float_info.max:  # NaN, infinite, or a whole number too large
             raise ArtifactError(f"{where} is {value!r}, expected a number")
         return float(number)
     return _expect(value, hint, where)

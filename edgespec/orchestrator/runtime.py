@@ -153,7 +153,7 @@ def drafts_of(text: str) -> tuple[str, ...]:
 
 def check_pair(target: ModelSpec, draft: ModelSpec) -> None:
     """Raise CapabilityError unless every token id means the same bytes to both models."""
-    if target.vocab_digest != draft.vocab_digest:
+    if (target.vocab_digest, target.vocab_size) != (draft.vocab_digest, draft.vocab_size):
         raise CapabilityError(
             f"{draft.name} cannot draft for {target.name}: their vocabularies differ ({draft.vocab_size} and {target.vocab_size} tokens,"
             f" digests {draft.vocab_digest[:8]} and {target.vocab_digest[:8]}); choose a draft of the same model family, or --draft ngram"
@@ -193,8 +193,7 @@ def load(
     loaded_draft: Engine | None = None
     try:
         if draft_package is not None:
-            if draft_package.manifest.vocab_digest != package.manifest.vocab_digest:
-                check_pair(target.spec, draft_package.manifest.spec())
+            check_pair(package.manifest.spec(), draft_package.manifest.spec())
             loaded_draft, _ = engines.load(draft_package, engine=draft_engine, recipe=draft_recipe, threads=threads)
             if (why := _cannot_run(loaded_draft)) is not None:
                 loaded_draft.close()

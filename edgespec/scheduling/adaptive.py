@@ -314,9 +314,9 @@ class _Chooser:
 
     def _stay_if_close(self, outlooks: Mapping[str, _Outlook], name: str, gamma: int) -> Choice:
         path = self.memory.paths.get(setting_of(self.offers))
-        if path is None or path.incumbent[1] < 0:
+        held_name = path.incumbent[0] or name if path is not None else name
+        if path is None or path.incumbent[1] < 0 or held_name not in outlooks:  # a drafter within a drafter is none that can be asked
             return name, gamma
-        held_name = path.incumbent[0] or name
         most = len(outlooks[held_name].cost) - 1
         held = most if path.whole and path.incumbent[1] else min(path.incumbent[1], most)
         worth = self.rate * outlooks[held_name].tokens[held]

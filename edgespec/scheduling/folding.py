@@ -33,7 +33,8 @@ class HistoryFold(Generic[S]):
 
     def __call__(self, history: Sequence[RoundTrace]) -> S:
         entry = self._entry(history)
-        for trace in history[entry.length :]:
+        length, entry.length = entry.length, 0  # what an interrupt leaves half folded is folded anew
+        for trace in history[length:]:
             entry.state = self._step(entry.state, trace)
         entry.length = len(history)
         entry.last = history[-1] if history else None

@@ -22,6 +22,7 @@ HOLD_S = 15.0
 SPEED_EXPONENT = 1.3  # κ in power ∝ speed^κ, fitted to published sustained runs of one phone
 CLEARLY = 1.15
 FORECAST_S = 30.0
+LONGEST_ROUND = 3.0  # times the usual one; what a round took beyond counts for no rest
 HEAT: Mapping[str, int] = {"nominal": 0, "fair": 1, "serious": 2, "critical": 3}
 LOW_BATTERY, VERY_LOW_BATTERY = 0.2, 0.1
 
@@ -104,7 +105,8 @@ class Governor:
     def _learn(self, heat: _Heat, trace: RoundTrace) -> _Heat:
         seconds = trace.round_ms / 1e3
         heat.work_s += seconds
-        heat.round_ms += 0.1 * (trace.round_ms - heat.round_ms) if heat.round_ms else trace.round_ms
+        usual_ms = heat.round_ms or trace.round_ms
+        heat.round_ms = usual_ms + 0.1 * (min(trace.round_ms, LONGEST_ROUND * usual_ms) - usual_ms)  # a stopped process did no work
         if trace.energy_mj is not None and trace.round_ms > 0:
             watts = trace.energy_mj / trace.round_ms
             heat.watts = watts if heat.watts is None else heat.watts + 0.1 * (watts - heat.watts)

@@ -5,6 +5,7 @@ Acceptance is learnt per *arm*: a drafter at one level of confidence. A match of
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -44,6 +45,7 @@ class Arm:
     asked: float = 0.0  # rounds it was asked, discounted
     offered: float = 0.0  # those in which it offered nodes
     miss_ms: float = 0.0
+    last_miss_ms: float = 0.0
     long_enough: list[float] = field(default_factory=list[float])  # offers of at least k+1 nodes where so many were allowed
     allowed: list[float] = field(default_factory=list[float])
     parked: int = 0  # rounds it could have guessed and did not, since it last offered anything
@@ -65,7 +67,8 @@ class Arm:
         self.asked = 0.95 * self.asked + 1.0
         self.offered = 0.95 * self.offered + (trace.drafted > 0)
         if trace.drafted == 0:
-            self.miss_ms += 0.2 * (trace.draft_ms - self.miss_ms)
+            self.miss_ms += 0.2 * (min(trace.draft_ms, self.last_miss_ms) - self.miss_ms)  # a long one must repeat itself
+            self.last_miss_ms = trace.draft_ms
             return
         if self.parked >= FIRST_INTERVAL:
             self.acceptance.forget(LOOK_WEIGHT)
@@ -179,14 +182,16 @@ def learn(memory: Memory, trace: RoundTrace) -> Memory:
     if hot:
         memory.hot = memory.hot or memory.cool.copy()
     _observe(memory.book(hot), memory.beside, trace, target_ms)
-    round_ms = target_ms + trace.draft_ms
-    memory.elapsed_ms += round_ms
     plain_ms = memory.book(hot).ms(1)
+    round_ms = _undisturbed(target_ms + trace.draft_ms, trace, plain_ms)
+    memory.elapsed_ms += round_ms
     if trace.planned > 0 and plain_ms is not None:
         memory.lost_ms = max(0.0, memory.lost_ms + round_ms - trace.emitted * plain_ms)
-    if trace.energy_mj is not None and round_ms > 0:
+    if (
+        trace.energy_mj is not None and 0 < trace.energy_mj < math.inf and target_ms + trace.draft_ms > 0
+    ):  # a meter that stood still says nothing
         _observe(memory.energy, memory.beside_energy, trace, trace.energy_mj)
-        watts = trace.energy_mj / round_ms
+        watts = trace.energy_mj / (target_ms + trace.draft_ms)
         memory.watts = watts if memory.watts is None else memory.watts + 0.05 * (watts - memory.watts)
     asked: Arm | None = None
     for offer in offers:
@@ -204,6 +209,14 @@ def learn(memory: Memory, trace: RoundTrace) -> Memory:
     _keep_pace(memory, path, trace, asked, hot)
     _keep_to(memory, path, trace, offers, round_ms)
     return memory
+
+
+def _undisturbed(round_ms: float, trace: RoundTrace, plain_ms: float | None) -> float:
+    """What the accounts are charged with: at most twice plain decoding for every row and every node.
+
+    A process that was stopped, or a machine that slept, would otherwise owe them minutes, and never look at a drafter again.
+    """
+    return round_ms if plain_ms is None else min(round_ms, 2.0 * (trace.rows + trace.planned) * plain_ms)
 
 
 def _observe(book: RowCosts, beside: Disturbance, trace: RoundTrace, cost: float) -> None:

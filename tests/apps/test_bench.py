@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import errno
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import pytest
 from edgespec_apps import machine
 from edgespec_apps.measure import KINDS, Prompt, Run, Sample, drift, load_prompts, mean_context, measure, prefill_tok_s, ratio, tok_s
 from edgespec_apps.peer import LlamaPeer, PeerUnavailable
+from tests.helpers import fake_runtime
 
 
 def run(tok_s: float, ids: tuple[int, ...] = (1, 2), ttft_s: float = 0.5) -> Run:
@@ -61,6 +64,35 @@ def test_rivals_are_measured_in_the_same_turns(bench):
     assert bench("--kinds", "chat", "--rivals", "sometimes").code == 2
 
 
+@pytest.mark.parametrize("energy", ["fast", "saver"])
+def test_plain_decoding_and_fixed_rivals_are_measured_whatever_energy_asks_for(bench, energy: str):
+    result = bench("--kinds", "chat", "--repeats", "1", "--energy", energy, "--rivals", "fixed:2,window,fixed:2+governor", "--json")
+    assert result.code == 0, result.err
+    assert list(json.loads(result.out)["rivals"]["kinds"]["chat"]["ratios"]) == ["fixed:2", "window", "fixed:2+governor"]
+    assert bench("--kinds", "chat", "--energy", energy, "--policy", "fixed:2").code == 1  # asked for as one's own it is refused
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+def test_bad_rivals_and_records_are_refused_before_anything_is_loaded(bench, tmp_path: Path):
+    os.mkfifo(tmp_path / "pipe")  # stands for a device, whose place a file would take
+    for arguments in (["--rivals", "sometimes"], ["--record", str(tmp_path)], ["--record", str(tmp_path / "pipe")]):
+        fake_runtime.loads.clear()
+        result = bench("--kinds", "chat", *arguments)
+        assert result.code == 2 and arguments[1] in result.err
+        assert not fake_runtime.loads
+    assert (tmp_path / "pipe").is_fifo()
+
+
+def test_a_record_that_cannot_be_written_leaves_the_figures(bench, tmp_path: Path, monkeypatch):
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "r.jsonl")
+
+    monkeypatch.setattr("edgespec_apps.recording.write_whole", full)
+    result = bench("--kinds", "chat", "--repeats", "1", "--record", str(tmp_path / "r.jsonl"), "--json")
+    assert result.code == 1 and "No space left" in result.err
+    assert json.loads(result.out)["identical"] == "1/1"
+
+
 def test_without_json_a_table(bench):
     result = bench("--kinds", "chat", "--repeats", "1")
     assert result.code == 0
@@ -73,6 +105,7 @@ def test_without_json_a_table(bench):
         (["--repeats", "0"], "repeats"),
         (["--peer", "other"], "llama.cpp"),
         (["--policy", "sometimes"], "sometimes"),
+        (["--rivals", "fixed:2,sometimes"], "sometimes"),
         (["--peer", "llama.cpp", "--peer-gguf", "/no/file.gguf"], "/no/file.gguf"),
     ],
 )

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -61,6 +62,28 @@ def test_every_run_adds_to_the_history_and_words_come_without_json(profile, tmp_
         assert result.out.startswith(("Draft ", "Do not draft ")) and "must serve all" in result.out.splitlines()[0]
         assert "on chat" in result.out and "Profile: " in result.out and "Report:  " in result.out
     assert len(files(tmp_path, ".toml")) == len(files(tmp_path, ".html")) == 2
+
+
+@pytest.mark.parametrize("written", [0, 1], ids=["no profile", "no report"])
+def test_a_disk_that_is_full_leaves_the_figures(profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: int):
+    write_whole, left = history.write_whole, [None] * written
+
+    def full(file: Path, text: str) -> None:
+        if not left:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        left.pop()
+        write_whole(file, text)
+
+    monkeypatch.setattr(history, "write_whole", full)
+    result = profile("--out", str(tmp_path), "--json")
+    assert result.code == 1 and "No space left" in result.error()
+    report = json.loads(result.out)
+    assert report["complete"] and list(report["files"]) == ["profile"] * written
+    assert [str(file) for file in files(tmp_path, ".toml")] == list(report["files"].values())
+    left += [None] * written
+    words = profile("--out", str(tmp_path)).out
+    assert "of the first guesses are right" in words or "anything to guess" in words
+    assert words.count("Profile: ") == written and "Report:" not in words
 
 
 def test_the_next_load_uses_it(profile, command):

@@ -3,6 +3,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -278,6 +279,17 @@ def test_a_small_context_is_measured_within_its_limits() -> None:
     runtime = timed_runtime(clock, cost)
     run = profiler(clock, runtime, settings=Settings(seconds=1.0, contexts=(64, 2048), rows=(1, 2), max_tokens=16, policy="fixed:2"))
     assert set(run.run().unit.forward_ms[1]) == {64}
+
+
+@pytest.mark.parametrize("context", [8, 40, 79, 80])
+def test_a_draft_with_a_small_context_is_measured_within_its_own(context: int) -> None:
+    """Sessions draft with it for as long as it has room, so a profile can be made with it."""
+    clock = Clock()
+    draft = TimedEngine(clock, lambda rows, context: 1.0)
+    draft.spec = replace(draft.spec, max_context=context)
+    measured = profiler(clock, timed_runtime(clock, cost, draft=draft)).run()
+    assert measured.complete and measured.overlap_penalty is not None
+    assert all(ms > 0 and at < context for at, ms in measured.draft.forward_ms.items()) and measured.draft.forward_ms
 
 
 def test_progress_names_every_stage_in_order_and_never_overshoots() -> None:

@@ -44,6 +44,10 @@ def test_the_runtime_gets_the_figures_and_where_they_come_from() -> None:
         ("other_ms = 0.0", 'other_ms = "0"', "other_ms is '0', expected a number"),
         ("kept = [5, 1, 0, 0, 0, 0, 0]", "kept = [5]", "7 tested and 1 kept"),
         ("complete = true", "complete =", "not valid TOML"),
+        ("complete = true", "complete = " + "[" * 10_000, "not valid TOML"),
+        ("cores = 2", "cores = " + "1" * 5000, "not valid TOML"),
+        ("bandwidth_gbs = 20.0", "bandwidth_gbs = 1" + "0" * 400, "expected a number"),
+        ("64 = 10.0\n512 = 20.0", "", "each with times"),
     ],
 )
 def test_a_damaged_file_says_where_and_what_was_expected(old: str, new: str, says: str) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from edgespec.core.device import DeviceProfile
-from edgespec.core.errors import DeviceError
+from edgespec.core.errors import CapabilityError, DeviceError
 from edgespec.core.sampling import Sampling
 from edgespec.drafting.ahead import THREAD_NAME
 from edgespec.orchestrator import engines, runtime
@@ -42,6 +42,13 @@ def test_names_and_engines_must_fit() -> None:
     for draft, engine in [("ngram", toy_draft(1)), ("small", None), ("small,ngram", None)]:
         with pytest.raises(ValueError, match="do not fit"):
             toy_runtime(toy_lm(1), draft=draft, draft_engine=engine)
+
+
+def test_vocabularies_of_other_sizes_do_not_fit_whatever_their_digests_say() -> None:
+    """One id too many would be drafted, and one too few could not be read."""
+    for size in (15, 17):
+        with pytest.raises(CapabilityError, match=f"vocabularies differ .{size} and 16 tokens"):
+            toy_runtime(toy_lm(1), draft="small", draft_engine=toy_draft(1, vocab_size=size))
 
 
 def test_a_session_may_use_some_of_the_drafts() -> None:
@@ -184,3 +191,20 @@ def test_drafting_ahead_changes_no_answer_and_leaves_no_thread(verify: str, monk
         assert set(threading.enumerate()) <= before
     assert {answer.token_ids for answer in answers} == {PLAIN}
     assert all(sum(t.predrafted for t in answer.traces) > 0 for answer in answers)
+
+
+def test_packages_whose_vocabularies_differ_in_size_are_refused_before_the_draft_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _Store(tmp_path, monkeypatch, toy_draft(3))
+    find = runtime.find_package
+    small = find("small")
+    tokenizer = replace(small.manifest.tokenizer, stop_ids=(0,))
+    shorter = replace(small, manifest=replace(small.manifest, tokenizer=tokenizer, vocab_size=small.manifest.vocab_size - 1))
+    monkeypatch.setattr(runtime, "find_package", lambda name: shorter if name == "small" else find(name))
+    loaded = list[str]()
+    target = toy_lm(3)
+    monkeypatch.setattr(engines, "load", lambda package, **_: (loaded.append(package.manifest.name), (target, "toy"))[1])
+    with pytest.raises(CapabilityError, match="small cannot draft for big: their vocabularies differ"):
+        load("big")
+    assert loaded == ["big"] and target.closed

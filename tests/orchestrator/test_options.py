@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -31,6 +32,22 @@ CHAT = "{% for m in messages %}{{ m.content }}{% endfor %}<e>"
 def test_limits_that_nothing_acts_on_are_refused(knobs: Knobs, policy: str, message: str) -> None:
     with pytest.raises(CapabilityError, match=message):
         toy_runtime(toy_lm(1)).session(policy=policy, knobs=knobs)
+
+
+@pytest.mark.parametrize(
+    ("knobs", "message"),
+    [
+        ({"energy": "low"}, "energy must be fast, balanced, saver; got 'low'"),
+        ({"max_draft_tokens": 2.5}, "a whole number"),
+        ({"max_draft_tokens": -1}, "a whole number >= 0"),
+        ({"target_ms_per_token": float("nan")}, "must be > 0"),
+        ({"min_battery": float("nan")}, "between 0 and 1"),
+    ],
+)
+def test_limits_that_make_no_sense_are_refused_where_they_are_made(knobs: dict[str, Any], message: str) -> None:
+    """Not in the middle of an answer, by the policy that trips over them."""
+    with pytest.raises(ValueError, match=message):
+        Knobs(**knobs)
 
 
 def test_a_pace_is_taken_by_the_policy_that_knows_it() -> None:

@@ -256,6 +256,34 @@ def test_a_pace_that_plain_decoding_keeps_needs_no_draft() -> None:
     assert 1 <= np.median(planned(pressed)[20:]) < np.median(planned(play(world, AdaptivePolicy(), 100, rng))[20:])
 
 
+@pytest.mark.parametrize("step_mj", [0.0, -5.0, float("nan"), float("inf")])
+def test_rounds_in_which_the_meter_tells_no_energy_are_as_without_one(step_mj: float) -> None:
+    """It stands still when it fails, and between readings where it is read less often than rounds end."""
+    metered, plain = AdaptivePolicy(), AdaptivePolicy()
+    history = list[RoundTrace]()
+    for i in range(200):
+        without = [replace(trace, energy_mj=None) for trace in history] if i % 20 == 0 else []
+        plan = metered(history, made_state(), GENERIC, Knobs(energy="saver"))
+        assert i % 20 or plan == plain(without, made_state(), GENERIC, Knobs(energy="saver"))
+        kept = plan.draft_tokens * (i % 3 > 0)
+        trace = made_round(i, planned=plan.draft_tokens, kept=kept, verify_ms=10.0 + plan.draft_tokens, reason=plan.reason)
+        history.append(replace(trace, energy_mj=step_mj))
+
+
+def test_a_meter_that_moves_in_steps_says_the_same_as_a_smooth_one() -> None:
+    """Joules per row count against joules per second, so both are taken from the same rounds."""
+
+    def plans(every: int) -> list[int]:
+        policy, history = AdaptivePolicy(), list[RoundTrace]()
+        for i in range(400):
+            plan = policy(history, made_state(), GENERIC, Knobs(energy="saver"))
+            trace = made_round(i, planned=plan.draft_tokens, kept=plan.draft_tokens, verify_ms=10.0, reason=plan.reason)
+            history.append(replace(trace, energy_mj=every * 5.0 * trace.round_ms if i % every == 0 else 0.0))
+        return planned(history)[200:]
+
+    assert sum(plans(7)) == pytest.approx(sum(plans(1)), rel=0.1)
+
+
 @pytest.mark.parametrize(("energy", "drafts"), [("fast", True), ("saver", False)])
 def test_joules_decide_for_the_saver(energy: str, drafts: bool) -> None:
     """Drafting is a little faster here but doubles the power."""
@@ -322,3 +350,40 @@ def test_rows_that_a_measured_profile_knows_are_not_looked_at() -> None:
         for profile in (GENERIC, guessed, known)
     ]
     assert min(counts[:2]) > counts[2] == 0
+
+
+def test_a_draft_by_nobody_who_made_an_offer_leaves_a_plan() -> None:
+    """A drafter that passes on what others guess offers under its own name."""
+    offers = (Offer("both"),)
+    history = [made_round(i, drafter="inner", planned=i % 2 * 3, kept=2, offers=offers) for i in range(1, 40)]
+    for n in range(len(history)):
+        assert AdaptivePolicy()(history[:n], made_state(drafter="both", offers=offers), GENERIC, Knobs()).drafter == ""
+
+
+@pytest.mark.parametrize("stage", ["draft_ms", "verify_ms"])
+@pytest.mark.parametrize("at", [40, 190, 203])
+def test_a_process_that_was_stopped_once_finds_its_drafter_again(stage: str, at: int) -> None:
+    """Minutes in one round are no reason never to look again. It is stopped while the draft is good, or as it turns bad."""
+    policy, rng, history = AdaptivePolicy(), np.random.default_rng(0), list[RoundTrace]()
+    play(GOOD, policy, min(at, 200), rng, history=history)
+    play(POOR, policy, max(0, at - 200), rng, history=history)
+    history[-1] = replace(history[-1], planned=4, drafted=4, rows=5, **{stage: 600_000.0}, round_ms=600_000.0)
+    policy = AdaptivePolicy()  # that has not folded the round as it was
+    play(GOOD, policy, max(0, 200 - at), rng, history=history)
+    play(POOR, policy, 200, rng, history=history)
+    play(GOOD, policy, 364, rng, history=history)
+    assert expected_throughput(GOOD, history[-250:]) > 0.93 * GOOD.oracle()
+
+
+def test_a_drafter_that_was_slow_to_fail_is_asked_again() -> None:
+    """Its time without a guess counts once it has happened twice."""
+    policy, history, offers, failures = AdaptivePolicy(), list[RoundTrace](), (Offer("model"),), 0
+    for i in range(300):
+        plan = policy(history, made_state(offers=offers), GENERIC, Knobs())
+        failed = i >= 50 and not failures and plan.draft_tokens > 0
+        failures += failed
+        drafted = 0 if failed else plan.draft_tokens
+        ms = 600_000.0 if failed else 0.5 * drafted
+        trace = made_round(i, planned=plan.draft_tokens, drafted=drafted, kept=drafted, draft_ms=ms, reason=plan.reason, offers=offers)
+        history.append(trace)
+    assert failures == 1 and planned(history)[100:].count(0) < 20

@@ -149,3 +149,15 @@ def test_the_policy_chooses_within_what_a_level_leaves() -> None:
     ask(Governor(Listening(12)), PowerThermalState(thermal="serious"), knobs=Knobs(max_draft_tokens=3))
     ask(Governor(Listening(12)), PowerThermalState())
     assert [knobs.max_draft_tokens for knobs in asked] == [6, 3, Knobs().max_draft_tokens]
+
+
+def test_a_process_that_was_stopped_does_not_rest_for_it() -> None:
+    def pause_ms(history: list[RoundTrace]) -> float:
+        return ask(Governor(FixedPolicy(4)), PowerThermalState(thermal="critical"), history).pause_ms
+
+    usual = [made_round(i, verify_ms=20.0, thermal="critical") for i in range(20)]
+    stopped = [*usual, made_round(20, verify_ms=600_000.0, thermal="critical")]
+    assert pause_ms(usual) == pytest.approx(5.0)  # of 20 ms, so that four fifths are work
+    assert pause_ms(stopped) < 1.5 * pause_ms(usual)
+    slower = [*usual, *(made_round(i, verify_ms=200.0, thermal="critical") for i in range(20, 80))]
+    assert pause_ms(slower) == pytest.approx(50.0, rel=0.05), "longer rounds that last are rested for"
