@@ -13,6 +13,7 @@ CALM = 0.98  # how slowly it rises
 SHORT = 0.85  # memory of the test for change, per drafting round
 CHANGED_SIGMAS = 3.0
 UNEASY_SIGMAS = 2.5  # here the long memory is given up, but no more
+SMALLEST = 1e-6  # scale of the counts before they are written anew
 KEPT_AFTER_CHANGE = 3.0  # tested tokens at depth 1 that survive a change
 
 
@@ -21,8 +22,9 @@ class Acceptance:
 
     def __init__(self, prior: float = PRIOR) -> None:
         self._prior = prior
-        self._tested: list[float] = []
+        self._tested: list[float] = []  # by depth, in units of `_scale`, so that forgetting touches one number
         self._kept: list[float] = []
+        self._scale = 1.0
         self._surprise = self._variance = 0.0
         self._forget = FORGET
         self._beliefs: list[tuple[float, float]] = []  # (α_k, tested tokens behind it), until the next observation
@@ -30,7 +32,7 @@ class Acceptance:
     @property
     def weight(self) -> float:
         """Tested tokens at depth 1 that the belief rests on."""
-        return self._tested[0] if self._tested else 0.0
+        return self._scale * self._tested[0] if self._tested else 0.0
 
     def observe(self, drafted: int, kept: int) -> bool:
         """One round's chain; True if it made the past implausible, so that most of it was forgotten."""
@@ -46,21 +48,26 @@ class Acceptance:
             self.forget(1.0 / (1.0 - FORGET))
             self._forget = FORGET
         self._forget = FORGET if changed else STEADY - CALM * (STEADY - self._forget)
-        self._beliefs = []
-        self._tested = [n * self._forget for n in self._tested]
-        self._kept = [n * self._forget for n in self._kept]
+        self._shrink(self._forget)
+        one = 1.0 / self._scale
         for k in range(min(kept + 1, drafted)):
-            self._tested[k] += 1.0
-            self._kept[k] += k < kept
+            self._tested[k] += one
+            if k < kept:
+                self._kept[k] += one
         return changed
+
+    def _shrink(self, share: float) -> None:
+        self._beliefs = []
+        self._scale *= share
+        if self._scale < SMALLEST:
+            self._tested = [n * self._scale for n in self._tested]
+            self._kept = [n * self._scale for n in self._kept]
+            self._scale = 1.0
 
     def forget(self, weight: float) -> None:
         """Keep the proportions, but let them weigh at most `weight` tested tokens at depth 1."""
         if self.weight > weight:
-            self._beliefs = []
-            share = weight / self.weight
-            self._tested = [n * share for n in self._tested]
-            self._kept = [n * share for n in self._kept]
+            self._shrink(weight / self.weight)
 
     def alphas(self, depth: int, *, sigmas: float = 0.0) -> list[float]:
         """α_1..α_depth, raised by so many standard deviations of the belief (at most to 1)."""
@@ -73,10 +80,11 @@ class Acceptance:
 
     def _believe(self, depth: int) -> list[tuple[float, float]]:
         beliefs: list[tuple[float, float]] = []
-        alpha, carry = self._prior, PRIOR_TOKENS
+        alpha, carry, scale = self._prior, PRIOR_TOKENS, self._scale
         for tested, kept in zip(self._tested[:depth], self._kept, strict=False):
-            alpha = (kept + carry * alpha) / (tested + carry)
-            beliefs.append((alpha, tested + carry))
+            weight = scale * tested + carry
+            alpha = (scale * kept + carry * alpha) / weight
+            beliefs.append((alpha, weight))
             carry = CARRY
         return beliefs + [(alpha, carry)] * (depth - len(beliefs))
 

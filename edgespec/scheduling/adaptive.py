@@ -35,11 +35,13 @@ from edgespec.core.trace import RoundTrace
 from edgespec.scheduling.costs import RowCosts, ahead_ms
 from edgespec.scheduling.folding import HistoryFold
 from edgespec.scheduling.limits import draft_limit
-from edgespec.scheduling.memory import DETOUR, FIRST_INTERVAL, HOT, LAST_INTERVAL, Arm, Choice, Memory, learn, setting_of
+from edgespec.scheduling.memory import DETOUR, FIRST_INTERVAL, HOT, LAST_INTERVAL, Arm, Choice, Memory, Setting, learn, setting_of
 
 ASSUMED_ROW = 0.15  # v(m) = 1 + .15 (m−1) until measured: between a GPU and a CPU
 ESTIMATE_ROUNDS = 8  # of so many an estimate says what rows cost; then what was measured over the straight line says it better
 ASSUMED_DRAFT = 0.1  # a draft step costs this share of a target step until measured
+OPTIMISM = 0.3  # standard deviations of hope for the rest of an offer
+WHOLE_MARGIN = 0.05  # loss below which an offer is taken whole
 MARGIN = 0.02  # gain below which the plan does not change
 EXPLORE_SHARE = 0.03  # of the time since the last detour may be lost on the next
 STALE_SAMPLES, STALE_AT_MOST = 40, 300  # a width not seen for so long, per time it was seen, may be looked at again
@@ -71,10 +73,13 @@ class _Outlook:
     alone: list[float]
     ahead: list[bool]
 
-    @property
-    def price(self) -> float:
-        """The least cost per token."""
-        return min(a / b for a, b in zip(self.cost, self.tokens, strict=True))
+    def cheapest(self) -> tuple[float, int]:
+        """The least cost per token, and the draft length that has it."""
+        best, at = self.cost[0], 0
+        for gamma in range(1, len(self.cost)):
+            if self.cost[gamma] < best * self.tokens[gamma]:
+                best, at = self.cost[gamma] / self.tokens[gamma], gamma
+        return best, at
 
 
 class _Round(NamedTuple):
@@ -115,7 +120,7 @@ class AdaptivePolicy:
         if self._rated is None or self._rated.profile is not profile:
             self._rated = _Rated(profile)
         costs = book.curve(self._rated.shape(state.context_len, knobs.max_draft_tokens + 1, book.seen), limit + 1)
-        chooser = _Chooser(memory, book, hot, costs, knobs, limit, self._rated.rows, offers, profile.overlap_penalty)
+        chooser = _Chooser(memory, book, hot, costs, knobs, limit, self._rated.rows, offers, profile.overlap_penalty, setting_of(offers))
         name, gamma, ahead, reason = chooser.choose()
         return Plan(gamma, reason=reason, drafter=name if gamma and name != state.drafter else "", ahead=int(ahead))
 
@@ -170,6 +175,7 @@ class _Chooser:
     rated: frozenset[int]  # rows whose cost the profile knows
     offers: tuple[Offer, ...]  # that have something to offer
     overlap: float | None  # factor on the target's time that the profile gives while a drafter works beside it
+    setting: Setting
     rate: float = 0.0  # what a token costs of late
 
     def choose(self) -> tuple[str, int, bool, str]:
@@ -184,11 +190,12 @@ class _Chooser:
         enough = self._enough(outlooks[name])
         if enough is not None and enough <= gamma:
             return name, enough, *self._beside(outlooks[name], enough, f"{enough} drafted nodes keep the pace asked for")
+        gamma = self._whole_if_close(outlooks[name], name, gamma)
         name, gamma = self._stay_if_close(outlooks, name, gamma)
         if gamma == 0:
             name, gamma, reason = self._look_at_parked(outlooks) or ("", 0, self._plain_reason(outlooks))
             return name, gamma, False, reason
-        detour = self._detour(outlooks[name], gamma)
+        detour = self._detour(outlooks[name], name, gamma)
         if detour is not None:
             return name, detour, False, f"{DETOUR} at {detour} beside {gamma}"
         outlook = outlooks[name]
@@ -214,7 +221,7 @@ class _Chooser:
         costs, draft = self.costs if hopes is None else self._hoped_costs(), arm.costs(self.hot)
         start_ms, node_ms = draft.line if draft.known else (0.0, ASSUMED_DRAFT * costs[0])
         missed_ms = (1.0 - offers) * (costs[0] + arm.miss_ms)
-        alphas = arm.acceptance.alphas(depth + 1) if hopes is None else [*hopes[:depth], hopes[depth - 1]]
+        alphas = self._acceptance(offer, arm, depth + 1) if hopes is None else [*hopes[:depth], hopes[depth - 1]]
         ms, tokens, rounds = [costs[0]], [1.0], [_Round(costs[0], 0.0, 1.0)]
         nodes, path, gain = 0.0, 1.0, 0.0
         for reach, alpha, bonus in zip(reaches, alphas, alphas[1:], strict=False):
@@ -234,10 +241,16 @@ class _Chooser:
         beside = [missed_ms + offers * ahead_ms(*r[:2], node_ms, factor=self._factor, foreseen=r.foreseen) for r in rounds]
         return self._with_ahead(ms, tokens, alone, beside, [r.foreseen for r in rounds])
 
+    def _acceptance(self, offer: Offer, arm: Arm, depth: int) -> list[float]:
+        """As learnt; of an offer of stated length, what follows the first token with some hope, or it would never be tested."""
+        if offer.tokens is None:
+            return arm.acceptance.alphas(depth)
+        return [*arm.acceptance.alphas(1), *arm.acceptance.alphas(depth, sigmas=OPTIMISM)[1:]]
+
     def _with_ahead(self, ms: list[float], tokens: list[float], alone: list[float], beside: list[float], foreseen: list[float]) -> _Outlook:
         """By draft length whichever is cheaper: drafting in turn with the target (`ms`, at the cost `alone`) or `beside` it [ms]."""
         cost = self._mixed(beside, self._energy_factors(ms, foreseen))
-        held = self.memory.paths.get(setting_of(self.offers))
+        held = self.memory.paths.get(self.setting)
         margin = 1.0 + MARGIN if held is not None and held.ahead else 1.0 - MARGIN
         ahead = [gamma > 0 and cost[gamma] < margin * alone[gamma] for gamma in range(len(ms))]
         return _Outlook(_where(ahead, beside, ms), tokens, _where(ahead, cost, alone), alone, ahead)
@@ -276,17 +289,15 @@ class _Chooser:
 
         Never more than plain decoding's.
         """
-        plain = next(iter(outlooks.values())).cost[0]
-        own = min(outlooks.values(), key=lambda outlook: outlook.price)
-        at = min(range(len(own.cost)), key=lambda gamma: own.cost[gamma] / own.tokens[gamma])
-        here = setting_of(self.offers)
-        path = self.memory.paths.get(here)
+        (price, at), own = min(((outlook.cheapest(), outlook) for outlook in outlooks.values()), key=lambda pair: pair[0])
+        path = self.memory.paths.get(self.setting)
         if path is None or not path.next:
-            return own.price
+            return price
+        plain = own.cost[0]
         weight = ENERGY_WEIGHT[self.knobs.energy] if self.memory.watts is not None else 0.0
         cost = tokens = 0.0
         for follower, share in path.next.items():
-            if follower == here:
+            if follower == self.setting:
                 cost, tokens = cost + share * own.cost[at], tokens + share * own.tokens[at]
             else:
                 then = self.memory.paths[follower]
@@ -312,8 +323,20 @@ class _Chooser:
             return None
         return next((g for g in range(len(outlook.ms)) if outlook.ms[g] / outlook.tokens[g] <= pace), None)
 
+    def _stated(self, name: str) -> bool:
+        """Whether this drafter's offer says how long it is."""
+        return any(offer.tokens is not None for offer in self.offers if offer.drafter == name)
+
+    def _whole_if_close(self, outlook: _Outlook, name: str, gamma: int) -> int:
+        """All of a stated offer rather than nearly all: engines are the faster, the fewer different widths they see."""
+        most = len(outlook.cost) - 1
+        if not gamma or not self._stated(name):
+            return gamma
+        close = self._value(outlook, most) <= self._value(outlook, gamma) + WHOLE_MARGIN * self.rate * outlook.tokens[most]
+        return most if close else gamma
+
     def _stay_if_close(self, outlooks: Mapping[str, _Outlook], name: str, gamma: int) -> Choice:
-        path = self.memory.paths.get(setting_of(self.offers))
+        path = self.memory.paths.get(self.setting)
         held_name = path.incumbent[0] or name if path is not None else name
         if path is None or path.incumbent[1] < 0 or held_name not in outlooks:  # a drafter within a drafter is none that can be asked
             return name, gamma
@@ -327,12 +350,13 @@ class _Chooser:
         """Expected ms lost in one round of this length, nothing drafted ahead, instead of the path's."""
         return outlook.alone[gamma] - self.rate * outlook.tokens[gamma] - self._value(outlook, path)
 
-    def _detour(self, outlook: _Outlook, gamma: int) -> int | None:
+    def _detour(self, outlook: _Outlook, name: str, gamma: int) -> int | None:
         """A neighbouring length whose cost is unknown or old, if the time since the last detour pays for it."""
         if self.book.samples(1) and (self.book.outdated(1) or self.book.age(1) > PLAIN_CHECK << self.book.confirmed(1)):
             return 0
         budget = EXPLORE_SHARE * self.memory.ms_since_detour
-        for other in (gamma + 1, gamma + 2, gamma + 4, gamma - 1, 0):
+        whole = self._stated(name) and gamma == len(outlook.cost) - 1
+        for other in (gamma + 1, gamma + 2, gamma + 4, *(() if whole else (gamma - 1,)), 0):
             if not 0 <= other < len(outlook.cost):
                 continue
             if self._unknown(other + 1) and not self._enclosed(other + 1) and self._loss(outlook, other, gamma) <= budget:

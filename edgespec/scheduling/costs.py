@@ -88,6 +88,7 @@ class RowCosts:
         self._seen += 1
         width = self._widths.get(rows)
         if width is None:
+            ms = min(ms, SPIKE * self._foreseen(rows))  # the first pass of a width is often slow: memory is fetched for it
             width = self._widths[rows] = _Width(ms, self._seen, self._pace)
             insort(self._known, rows)
         before = self._present(width)
@@ -111,13 +112,26 @@ class RowCosts:
         """A disturbed pass: it says nothing of what rows cost, but all that is known is one pass older."""
         self._seen += 1
 
+    def _foreseen(self, rows: int) -> float:
+        """On the line through the two nearest widths that were seen twice; infinite if there are none."""
+        near = sorted((m for m in self._known if self._widths[m].samples > 1), key=lambda m: abs(m - rows))[:2]
+        if len(near) < 2:
+            return math.inf
+        a, b = near
+        at_a, at_b = self._present(self._widths[a]), self._present(self._widths[b])
+        return (
+            max(at_a, at_b, at_a + (rows - a) / (b - a) * (at_b - at_a))
+            if rows > max(near)
+            else at_a + (rows - a) / (b - a) * (at_b - at_a)
+        )
+
     def _move(self) -> None:
         self._moved = self._seen
         for width in self._widths.values():
             width.confirmed = 0
 
     def _present(self, width: _Width) -> float:
-        return width.ms * math.exp(self._pace - width.pace)
+        return width.ms if width.pace == self._pace else width.ms * math.exp(self._pace - width.pace)
 
     def curve(self, shape: Sequence[float], rows: int | None = None) -> list[float]:
         """ms for 1..rows rows (default: as many as the shape has); `shape[m-1]` is the assumed v(m), corrected where widths were measured.

@@ -63,7 +63,8 @@ class Arm:
     def unknown(self) -> bool:
         return self.acceptance.weight == 0.0
 
-    def observe(self, trace: RoundTrace) -> None:
+    def observe(self, trace: RoundTrace, *, stated: bool) -> None:
+        """A round in which it was asked. `stated`: its offer said how long it was, so that there is no length to learn."""
         self.asked = 0.95 * self.asked + 1.0
         self.offered = 0.95 * self.offered + (trace.drafted > 0)
         if trace.drafted == 0:
@@ -85,6 +86,8 @@ class Arm:
                 self.hot = self.hot or DraftCosts()
             self.costs(trace.thermal in HOT).observe(trace.drafted, trace.draft_ms - trace.offer_ms)
         self.acceptance.observe(trace.drafted, trace.kept)
+        if stated:
+            return
         while len(self.allowed) < trace.planned:
             self.allowed.append(0.0)
             self.long_enough.append(0.0)
@@ -197,7 +200,7 @@ def learn(memory: Memory, trace: RoundTrace) -> Memory:
     for offer in offers:
         if trace.planned > 0 and offer.drafter == trace.drafter:
             asked = memory.arms.setdefault(arm_of(offer), memory.arm(offer))
-            asked.observe(trace)
+            asked.observe(trace, stated=offer.tokens is not None)
         elif offer.tokens != 0 and (known := memory.arms.get(arm_of(offer))) is not None:
             known.rest()
     setting = setting_of(offers)
