@@ -113,17 +113,17 @@ class RowCosts:
         self._seen += 1
 
     def _foreseen(self, rows: int) -> float:
-        """On the line through the two nearest widths that were seen twice; infinite if there are none."""
+        """On the line through the two nearest widths that were seen twice, and no less than the wider one beyond both.
+
+        Infinite below both and where there are no two.
+        """
         near = sorted((m for m in self._known if self._widths[m].samples > 1), key=lambda m: abs(m - rows))[:2]
-        if len(near) < 2:
+        if len(near) < 2 or rows < min(near):
             return math.inf
-        a, b = near
-        at_a, at_b = self._present(self._widths[a]), self._present(self._widths[b])
-        return (
-            max(at_a, at_b, at_a + (rows - a) / (b - a) * (at_b - at_a))
-            if rows > max(near)
-            else at_a + (rows - a) / (b - a) * (at_b - at_a)
-        )
+        below, above = sorted(near)
+        at_below, at_above = self._present(self._widths[below]), self._present(self._widths[above])
+        on_line = at_below + (rows - below) / (above - below) * (at_above - at_below)
+        return on_line if rows < above else max(at_below, at_above, on_line)
 
     def _move(self) -> None:
         self._moved = self._seen

@@ -4,6 +4,8 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from edgespec.scheduling.acceptance import Acceptance
 from edgespec.scheduling.costs import DraftCosts, RowCosts
@@ -163,3 +165,25 @@ def test_steady_acceptance_is_remembered_longer() -> None:
     for _ in range(60):
         old.observe(1, 1)
     assert old.alphas(1)[0] > 0.75, "a slow change gives the long memory up"
+
+
+def test_the_first_pass_of_a_width_is_not_believed_to_be_far_from_its_neighbours() -> None:
+    book = RowCosts()
+    for _ in range(3):
+        book.observe(2, 10.0)
+        book.observe(4, 14.0)
+    book.observe(3, 100.0)
+    book.observe(8, 100.0)
+    assert book.ms(3) == pytest.approx(1.25 * 12.0) and book.ms(8) == pytest.approx(1.25 * 22.0)
+    book.observe(8, 21.0)
+    assert book.ms(8) == 21.0
+    book.observe(1, 9.0)  # below both: nothing is foreseen
+    assert book.ms(1) == 9.0
+
+
+@given(st.lists(st.tuples(st.integers(1, 20), st.floats(0.001, 1e4)), max_size=80))
+def test_costs_stay_positive_whatever_was_measured(samples: list[tuple[int, float]]) -> None:
+    book = RowCosts()
+    for rows, ms in samples:
+        book.observe(rows, ms)
+    assert all(ms > 0 and math.isfinite(ms) for ms in book.curve([1.0 + 0.15 * m for m in range(21)]))
