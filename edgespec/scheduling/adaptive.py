@@ -6,9 +6,9 @@ A round of γ drafted tokens is expected to cost
 
 with c_m the target's time for m rows, d_n the drafter's for n nodes, h the chance that the drafter offers anything,
 r_k the chance that an offer has k nodes, α_i acceptance by depth at the drafter's present confidence: all learnt from the history,
-none assumed for long. The plan is the γ with the least cost(γ) − rate · tokens(γ), where rate is what a token costs in the rounds of
-late: that is the least cost per token in the long run, where good rounds and poor ones alternate (Dinkelbach 1967), and the least
-cost(γ) / tokens(γ) where all are alike. γ = 0 is plain decoding and takes part.
+none assumed for long. The plan is the γ with the least cost(γ) − rate · tokens(γ), where rate is what the tokens that come next
+usually cost: a token drafted now saves that. Where all rounds are alike this is the least cost(γ) / tokens(γ) (Dinkelbach 1967).
+γ = 0 is plain decoding and takes part.
 
 Every γ of a drafter that can draft ahead is priced both ways (`costs.ahead_ms`), if a profile says how much that slows the target;
 the outcome foreseen comes true with Π_{i<=γ+1} α_i.
@@ -23,7 +23,7 @@ Not modelled: tree drafts count as chains of their nodes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -64,7 +64,8 @@ ENERGY_WEIGHT: Mapping[str, float] = {"fast": 0.0, "balanced": 0.3, "saver": 0.8
 class _Outlook:
     """Expected round by draft length γ = 0..: `ms`, `tokens`, `cost` (ms, with energy mixed in as the knobs say).
 
-    `ahead` says where they are those of drafting ahead, because it is cheaper; `alone` is the cost without.
+    `ahead` says where they are those of drafting ahead, because it is cheaper; `alone` is the cost without. `stated`: the offer says
+    how long it is, and the last γ is all of it.
     """
 
     ms: list[float]
@@ -72,6 +73,12 @@ class _Outlook:
     cost: list[float]
     alone: list[float]
     ahead: list[bool]
+    stated: bool
+
+    @property
+    def most(self) -> int:
+        """The longest draft."""
+        return len(self.cost) - 1
 
     def cheapest(self) -> tuple[float, int]:
         """The least cost per token, and the draft length that has it."""
@@ -176,7 +183,7 @@ class _Chooser:
     offers: tuple[Offer, ...]  # that have something to offer
     overlap: float | None  # factor on the target's time that the profile gives while a drafter works beside it
     setting: Setting
-    rate: float = 0.0  # what a token costs of late
+    rate: float = 0.0  # what a token that comes next usually costs
 
     def choose(self) -> tuple[str, int, bool, str]:
         """(drafter, draft length, whether to draft ahead, reason)."""
@@ -190,12 +197,12 @@ class _Chooser:
         enough = self._enough(outlooks[name])
         if enough is not None and enough <= gamma:
             return name, enough, *self._beside(outlooks[name], enough, f"{enough} drafted nodes keep the pace asked for")
-        gamma = self._whole_if_close(outlooks[name], name, gamma)
+        gamma = self._whole_if_close(outlooks[name], gamma)
         name, gamma = self._stay_if_close(outlooks, name, gamma)
         if gamma == 0:
             name, gamma, reason = self._look_at_parked(outlooks) or ("", 0, self._plain_reason(outlooks))
             return name, gamma, False, reason
-        detour = self._detour(outlooks[name], name, gamma)
+        detour = self._detour(outlooks[name], gamma)
         if detour is not None:
             return name, detour, False, f"{DETOUR} at {detour} beside {gamma}"
         outlook = outlooks[name]
@@ -215,9 +222,10 @@ class _Chooser:
     def _outlook(self, offer: Offer, *, hopes: Sequence[float] | None = None) -> _Outlook:
         """As learnt, or with the acceptance that is hoped for and costs to match."""
         arm = self.memory.arm(offer)
+        stated = offer.tokens is not None
         depth = self.limit if offer.tokens is None else min(self.limit, offer.tokens)
-        reaches = arm.reaches(depth) if offer.tokens is None else [1.0] * depth
-        offers = arm.offers if offer.tokens is None else 1.0
+        reaches = [1.0] * depth if stated else arm.reaches(depth)
+        offers = 1.0 if stated else arm.offers
         costs, draft = self.costs if hopes is None else self._hoped_costs(), arm.costs(self.hot)
         start_ms, node_ms = draft.line if draft.known else (0.0, ASSUMED_DRAFT * costs[0])
         missed_ms = (1.0 - offers) * (costs[0] + arm.miss_ms)
@@ -237,9 +245,10 @@ class _Chooser:
             tokens.append(1.0 + offers * gain)
         alone = self._mixed(ms)
         if not offer.ahead or self.overlap is None:
-            return _Outlook(ms, tokens, alone, alone, [False] * len(ms))
+            return _Outlook(ms, tokens, alone, alone, [False] * len(ms), stated)
         beside = [missed_ms + offers * ahead_ms(*r[:2], node_ms, factor=self._factor, foreseen=r.foreseen) for r in rounds]
-        return self._with_ahead(ms, tokens, alone, beside, [r.foreseen for r in rounds])
+        outlook = _Outlook(ms, tokens, alone, alone, [False] * len(ms), stated)
+        return self._with_ahead(outlook, beside, [r.foreseen for r in rounds])
 
     def _acceptance(self, offer: Offer, arm: Arm, depth: int) -> list[float]:
         """As learnt; of an offer of stated length, what follows the first token with some hope, or it would never be tested."""
@@ -247,13 +256,13 @@ class _Chooser:
             return arm.acceptance.alphas(depth)
         return [*arm.acceptance.alphas(1), *arm.acceptance.alphas(depth, sigmas=OPTIMISM)[1:]]
 
-    def _with_ahead(self, ms: list[float], tokens: list[float], alone: list[float], beside: list[float], foreseen: list[float]) -> _Outlook:
-        """By draft length whichever is cheaper: drafting in turn with the target (`ms`, at the cost `alone`) or `beside` it [ms]."""
-        cost = self._mixed(beside, self._energy_factors(ms, foreseen))
+    def _with_ahead(self, alone: _Outlook, beside_ms: list[float], foreseen: list[float]) -> _Outlook:
+        """By draft length whichever is cheaper: drafting in turn with the target, or beside it."""
+        cost = self._mixed(beside_ms, self._energy_factors(alone.ms, foreseen))
         held = self.memory.paths.get(self.setting)
         margin = 1.0 + MARGIN if held is not None and held.ahead else 1.0 - MARGIN
-        ahead = [gamma > 0 and cost[gamma] < margin * alone[gamma] for gamma in range(len(ms))]
-        return _Outlook(_where(ahead, beside, ms), tokens, _where(ahead, cost, alone), alone, ahead)
+        ahead = [gamma > 0 and cost[gamma] < margin * alone.cost[gamma] for gamma in range(len(cost))]
+        return replace(alone, ms=_where(ahead, beside_ms, alone.ms), cost=_where(ahead, cost, alone.cost), ahead=ahead)
 
     def _hoped_costs(self) -> list[float]:
         """Two rows may cost far more than one, and many no more than two: a slope that nobody measured must not spoil every hope."""
@@ -323,24 +332,20 @@ class _Chooser:
             return None
         return next((g for g in range(len(outlook.ms)) if outlook.ms[g] / outlook.tokens[g] <= pace), None)
 
-    def _stated(self, name: str) -> bool:
-        """Whether this drafter's offer says how long it is."""
-        return any(offer.tokens is not None for offer in self.offers if offer.drafter == name)
-
-    def _whole_if_close(self, outlook: _Outlook, name: str, gamma: int) -> int:
-        """All of a stated offer rather than nearly all: engines are the faster, the fewer different widths they see."""
-        most = len(outlook.cost) - 1
-        if not gamma or not self._stated(name):
+    def _whole_if_close(self, outlook: _Outlook, gamma: int) -> int:
+        """All of a stated offer rather than nearly all: the fewer different widths are used, the better each is known."""
+        if not gamma or not outlook.stated:
             return gamma
-        close = self._value(outlook, most) <= self._value(outlook, gamma) + WHOLE_MARGIN * self.rate * outlook.tokens[most]
-        return most if close else gamma
+        worth = self.rate * outlook.tokens[outlook.most]
+        close = self._value(outlook, outlook.most) <= self._value(outlook, gamma) + WHOLE_MARGIN * worth
+        return outlook.most if close else gamma
 
     def _stay_if_close(self, outlooks: Mapping[str, _Outlook], name: str, gamma: int) -> Choice:
         path = self.memory.paths.get(self.setting)
         held_name = path.incumbent[0] or name if path is not None else name
         if path is None or path.incumbent[1] < 0 or held_name not in outlooks:  # a drafter within a drafter is none that can be asked
             return name, gamma
-        most = len(outlooks[held_name].cost) - 1
+        most = outlooks[held_name].most
         held = most if path.whole and path.incumbent[1] else min(path.incumbent[1], most)
         worth = self.rate * outlooks[held_name].tokens[held]
         close = self._value(outlooks[held_name], held) <= self._value(outlooks[name], gamma) + MARGIN * worth
@@ -350,14 +355,14 @@ class _Chooser:
         """Expected ms lost in one round of this length, nothing drafted ahead, instead of the path's."""
         return outlook.alone[gamma] - self.rate * outlook.tokens[gamma] - self._value(outlook, path)
 
-    def _detour(self, outlook: _Outlook, name: str, gamma: int) -> int | None:
+    def _detour(self, outlook: _Outlook, gamma: int) -> int | None:
         """A neighbouring length whose cost is unknown or old, if the time since the last detour pays for it."""
         if self.book.samples(1) and (self.book.outdated(1) or self.book.age(1) > PLAIN_CHECK << self.book.confirmed(1)):
             return 0
         budget = EXPLORE_SHARE * self.memory.ms_since_detour
-        whole = self._stated(name) and gamma == len(outlook.cost) - 1
+        whole = outlook.stated and gamma == outlook.most
         for other in (gamma + 1, gamma + 2, gamma + 4, *(() if whole else (gamma - 1,)), 0):
-            if not 0 <= other < len(outlook.cost):
+            if not 0 <= other <= outlook.most:
                 continue
             if self._unknown(other + 1) and not self._enclosed(other + 1) and self._loss(outlook, other, gamma) <= budget:
                 return other
@@ -416,7 +421,7 @@ class _Chooser:
         if memory.lost_ms + least > LOST_SHARE * memory.elapsed_ms:
             return 0
         budget = EXPLORE_SHARE * memory.ms_since_detour
-        for gamma in range(min(LONGEST_LOOK, len(outlook.cost) - 1), 1, -1):
+        for gamma in range(min(LONGEST_LOOK, outlook.most), 1, -1):
             if self._loss(outlook, gamma, 0) <= LONG_LOOK_SHARE * budget:
                 return gamma
         if least <= budget:

@@ -190,12 +190,7 @@ def learn(memory: Memory, trace: RoundTrace) -> Memory:
     memory.elapsed_ms += round_ms
     if trace.planned > 0 and plain_ms is not None:
         memory.lost_ms = max(0.0, memory.lost_ms + round_ms - trace.emitted * plain_ms)
-    if (
-        trace.energy_mj is not None and 0 < trace.energy_mj < math.inf and target_ms + trace.draft_ms > 0
-    ):  # a meter that stood still says nothing
-        _observe(memory.energy, memory.beside_energy, trace, trace.energy_mj)
-        watts = trace.energy_mj / (target_ms + trace.draft_ms)
-        memory.watts = watts if memory.watts is None else memory.watts + 0.05 * (watts - memory.watts)
+    _learn_energy(memory, trace, target_ms + trace.draft_ms)
     asked: Arm | None = None
     for offer in offers:
         if trace.planned > 0 and offer.drafter == trace.drafter:
@@ -212,6 +207,15 @@ def learn(memory: Memory, trace: RoundTrace) -> Memory:
     _keep_pace(memory, path, trace, asked, hot)
     _keep_to(memory, path, trace, offers, round_ms)
     return memory
+
+
+def _learn_energy(memory: Memory, trace: RoundTrace, busy_ms: float) -> None:
+    """A meter that is missing, stood still or went wrong says nothing."""
+    if trace.energy_mj is None or not 0 < trace.energy_mj < math.inf or busy_ms <= 0:
+        return
+    _observe(memory.energy, memory.beside_energy, trace, trace.energy_mj)
+    watts = trace.energy_mj / busy_ms
+    memory.watts = watts if memory.watts is None else memory.watts + 0.05 * (watts - memory.watts)
 
 
 def _undisturbed(round_ms: float, trace: RoundTrace, plain_ms: float | None) -> float:
