@@ -192,3 +192,22 @@ def test_an_outcome_of_another_drafter_is_observed_too() -> None:
     draft = pool.propose("ngram", 2, np.random.default_rng(0))
     pool.observe(Outcome(draft=draft, verdict=Verdict((0,), 7, "correction")))
     assert pool.propose("model", 1, np.random.default_rng(0)).context_len == len(PROMPT) + 2
+
+
+@pytest.mark.parametrize("sampling", [Sampling(temperature=0.9), Sampling(temperature=1.1, top_k=5, repetition_penalty=1.3)])
+def test_after_rounds_of_others_a_law_is_that_of_all_that_is_known(sampling: Sampling) -> None:
+    """Rejection is exact only if the stated law is the one the guess was drawn from, with every token counted once."""
+    pool, fresh = Pool(ModelDrafter(toy_draft(3)), NgramDrafter()), ModelDrafter(toy_draft(3))
+    pool.start(PROMPT, sampling=sampling)
+    known, rng = list(PROMPT), np.random.default_rng(0)
+    for turn in range(6):
+        draft = pool.propose("ngram" if turn % 2 else "model", 3, rng)
+        verdict = Verdict(tuple(range(min(1, len(draft)))), 1 + turn % 3, "correction")
+        known += verdict.tokens(draft)
+        pool.observe(Outcome(draft=draft, verdict=verdict))
+    fresh.start(known, sampling=sampling)
+    ours, theirs = pool.propose("model", 3, np.random.default_rng(1)), fresh.propose(3, np.random.default_rng(1))
+    assert ours.token_ids.tolist() == theirs.token_ids.tolist()
+    assert ours.q is not None and theirs.q is not None
+    for i in range(3):
+        assert ours.q.dense(i, 16).tolist() == theirs.q.dense(i, 16).tolist()

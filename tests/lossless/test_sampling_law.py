@@ -11,6 +11,7 @@ import pytest
 from edgespec.core.drafter import Drafter
 from edgespec.core.sampling import Sampling, SamplingState
 from edgespec.core.verifier import Verifier
+from edgespec.drafting.ahead import AheadDrafter
 from edgespec.drafting.model import ModelDrafter
 from edgespec.drafting.ngram import NgramDrafter
 from edgespec.drafting.none import NoDrafter
@@ -37,6 +38,7 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "adversary": lambda: AdversaryDrafter(V),
     "model": lambda: ModelDrafter(unrelated()),
     "itself": lambda: ModelDrafter(target()),
+    "ahead": lambda: AheadDrafter(ModelDrafter(unrelated())),
     "tree": lambda: TreeDrafter(unrelated(), width=2),
 }
 OPTIONS = {
