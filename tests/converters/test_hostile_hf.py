@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from edgespec.core.decoder import FAMILIES, RopeScaling
+from edgespec.core.decoder import FAMILIES, Family, RopeScaling
 from edgespec.core.errors import ArtifactError
 from edgespec_converters.checkpoint import open_checkpoint
 from edgespec_converters.sources.hf_config import hf_config as read_config
@@ -336,3 +336,11 @@ def test_odd_settings_are_an_artifact_error_or_a_config(data: st.DataObject) -> 
             target[key] = data.draw(st.sampled_from(ODD))
     with contextlib.suppress(ArtifactError):
         read_config(values, "config.json", config.shapes())
+
+
+@pytest.mark.parametrize("size", [-1, 0])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_width_that_is_none_is_refused_in_every_family(family: Family, size: int) -> None:
+    config = tiny_config(family)
+    with pytest.raises(ArtifactError, match="hidden"):
+        read_config(hf_config(config) | {"hidden_size": size}, "config.json", config.shapes())

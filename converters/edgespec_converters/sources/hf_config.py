@@ -130,7 +130,7 @@ def _gemma3(s: Settings, hidden: int, layers: int, local_theta: float) -> dict[s
     return {
         "post_norms": True,
         "norm_offset": 1.0,
-        "embed_scale": math.sqrt(hidden),
+        "embed_scale": math.sqrt(max(hidden, 0)),  # what is not positive is refused with the other sizes
         "attention_scale": 1 / math.sqrt(s.positive("query_pre_attn_scalar", defaults["query_pre_attn_scalar"])),
         "activation": "gelu_tanh",
         "sliding_window": s.integer("sliding_window", defaults["sliding_window"]),
