@@ -68,14 +68,28 @@ def measure(
     max_tokens: int,
     on_sample: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Sample]:
-    """Every prompt by every runner, `repeats` times over; each prompt's order of runners turns around with each repeat."""
+    """Every prompt by every runner, `repeats` times over, in another order each time (`orders`)."""
     samples: list[Sample] = []
+    turns = orders(list(runners))
     for repeat in range(repeats):
         for position, (prompt, ids) in enumerate(prompts):
-            names = list(runners) if (repeat + position) % 2 == 0 else list(runners)[::-1]
+            names = turns[(repeat + position) % len(turns)]
             samples.append(Sample(prompt, repeat, len(ids), {name: runners[name](ids, max_tokens) for name in names}))
             on_sample(len(samples), repeats * len(prompts))
     return samples
+
+
+def orders(names: Sequence[str]) -> list[list[str]]:
+    """Orders in which everyone stands equally often at every place and behind every other, the given order first.
+
+    A run leaves caches and clock rates behind for the next one: whoever always followed the same runner would gain or lose by it
+    (a Latin square balanced for carry-over; Williams 1949; of an odd number also mirrored).
+    """
+    n = len(names)
+    zigzag = [(k + 1) // 2 if k % 2 else -(k // 2) % n for k in range(n)]
+    place = {mark: k for k, mark in enumerate(zigzag)}
+    square = [[names[place[(mark + shift) % n]] for mark in zigzag] for shift in range(n)]
+    return square if n % 2 == 0 else square + [row[::-1] for row in square]
 
 
 def middle(values: Iterable[float]) -> float | None:

@@ -4,12 +4,27 @@ import errno
 import json
 import os
 import sys
+from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from edgespec_apps import machine
-from edgespec_apps.measure import KINDS, Prompt, Run, Sample, drift, load_prompts, mean_context, measure, prefill_tok_s, ratio, tok_s
+from edgespec_apps.measure import (
+    KINDS,
+    Prompt,
+    Run,
+    Sample,
+    drift,
+    load_prompts,
+    mean_context,
+    measure,
+    orders,
+    prefill_tok_s,
+    ratio,
+    tok_s,
+)
 from edgespec_apps.peer import LlamaPeer, PeerUnavailable
 from tests.helpers import fake_runtime
 
@@ -179,6 +194,17 @@ def test_bundled_prompts():
 
 def test_fewer_prompts_of_each_kind():
     assert [prompt.kind for prompt in load_prompts(["json", "chat"], 2)] == ["json", "chat", "json", "chat"]
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 6, 7])
+def test_nobody_always_runs_after_the_same_one(n):
+    names = [f"r{i}" for i in range(n)]
+    turns = orders(names)
+    assert turns[0] == names and all(sorted(turn) == names for turn in turns)
+    places = Counter((name, at) for turn in turns for at, name in enumerate(turn))
+    assert len(places) == n * n and len(set(places.values())) == 1
+    behind = Counter(pair for turn in turns for pair in pairwise(turn))
+    assert len(behind) == n * (n - 1) and len(set(behind.values())) <= 1
 
 
 def test_runners_take_turns_and_turn_around():
