@@ -17,7 +17,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from edgespec.core.drafter import Offer
+from edgespec.core.drafter import Offer, Trial
 from edgespec.core.errors import ArtifactError
 from edgespec.drafting.ngram import EXPECTED, NgramDrafter
 from edgespec_device_profiles.history import write_whole
@@ -53,6 +53,13 @@ class Track:
         priors = PRIORS.get(name, ())
         tokens = None if self.offered is None else min(most, self.offered[position])
         return Offer(name, tokens, level, priors[level] if 0 < level < len(priors) else None)
+
+    def trial(self, offer: Offer, position: int, emitted: int) -> Trial | None:
+        """What became of the offer at this position when so many tokens came out; None of a draft model, which must be asked."""
+        tested = min(offer.tokens or 0, emitted)
+        if self.confidence is None or not tested:
+            return None
+        return Trial(offer.drafter, offer.confidence, tested, min(self.right[position], tested))
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,6 +124,7 @@ class Scene:
                     temperature_c=power.temperature_c,
                     reason=plan.reason,
                     offers=offers,
+                    trials=reader.trials(),
                 )
             )
         return Run(history, device, works)

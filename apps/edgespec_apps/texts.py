@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from edgespec.core.drafter import Offer
+from edgespec.core.drafter import Offer, Trial
 from edgespec.core.errors import ArtifactError
 from edgespec.drafting.model import Streak
 from edgespec_apps.recording import LONGEST, RecordedAnswer, Recording
@@ -41,6 +41,10 @@ class Reader(Protocol):
 
     def step(self, drafter: str, most: int) -> tuple[int, int]:
         """A round in which this drafter may draft `most` nodes: (drafted, kept). The text moves on past it."""
+        ...
+
+    def trials(self) -> tuple[Trial, ...]:
+        """What became of the last offers in the last step, of the drafters that would know."""
         ...
 
 
@@ -99,6 +103,9 @@ class _ConstantReader:
         self.position += kept + 1
         return most, kept
 
+    def trials(self) -> tuple[Trial, ...]:
+        return ()
+
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
@@ -140,6 +147,8 @@ class _RecordedReader:
         self._answer = next(self._answers)
         self.position = 0
         self._streaks = self._fresh()
+        self._offers: tuple[Offer, ...] = ()
+        self._trials: tuple[Trial, ...] = ()
 
     def _fresh(self) -> dict[str, Streak]:
         """Of the drafters whose confidence depends on the rounds."""
@@ -155,7 +164,8 @@ class _RecordedReader:
 
     def offers(self, most: int) -> tuple[Offer, ...]:
         most = min(most, LONGEST)
-        return tuple(self._offer(name, most) for name in self._drafters)
+        self._offers = tuple(self._offer(name, most) for name in self._drafters)
+        return self._offers
 
     def _offer(self, name: str, most: int) -> Offer:
         offer = self._answer.tracks[name].offer(name, self.position, most)
@@ -165,7 +175,10 @@ class _RecordedReader:
         return replace(offer, confidence=level, expected=Streak.EXPECTED[level])
 
     def step(self, drafter: str, most: int) -> tuple[int, int]:
-        drafted, kept, self.position = self._answer.step(drafter, self.position, min(most, LONGEST))
+        before = self.position
+        drafted, kept, self.position = self._answer.step(drafter, before, min(most, LONGEST))
+        trials = (self._answer.tracks[offer.drafter].trial(offer, before, self.position - before) for offer in self._offers)
+        self._trials = tuple(trial for trial in trials if trial is not None)
         for name, streak in self._streaks.items():
             if name == drafter and drafted:
                 streak.guessed(drafted, kept)
@@ -175,6 +188,9 @@ class _RecordedReader:
             self._answer, self.position = next(self._answers), 0
             self._streaks = self._fresh()
         return drafted, kept
+
+    def trials(self) -> tuple[Trial, ...]:
+        return self._trials
 
 
 def _in_turns(recording: Recording, seed: int) -> Iterator[RecordedAnswer]:

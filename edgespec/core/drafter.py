@@ -27,6 +27,19 @@ class Offer:
     ready: int = 0  # nodes of it that were drafted ahead and cost nothing any more
 
 
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What became of the guess that an offer stood for, whether or not the drafter was asked for it.
+
+    The tokens that came out are the target's own, so how often a guess agrees with them is how often it would be accepted.
+    """
+
+    drafter: str
+    confidence: int  # of the offer
+    tested: int  # guesses that were compared with the tokens that came out
+    right: int  # of which so many agreed before the first that did not
+
+
 class Drafter(Protocol):
     """Guesses; never decides. Owns its own cache and keeps it in step through `observe`."""
 
@@ -62,5 +75,8 @@ class Drafter(Protocol):
         """At most `max_tokens` nodes; fewer, or none, is always allowed."""
         ...
 
-    def observe(self, outcome: Outcome) -> None: ...
+    def observe(self, outcome: Outcome) -> Trial | None:
+        """A round has ended. Returns what became of the last offer, where that is known without asking anything of an engine."""
+        ...
+
     def close(self) -> None: ...

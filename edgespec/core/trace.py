@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgespec.core.drafter import Offer
+from edgespec.core.drafter import Offer, Trial
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +39,7 @@ class RoundTrace:
     temperature_c: float | None = None
     reason: str = ""
     offers: tuple[Offer, ...] = ()  # what the policy could choose from
+    trials: tuple[Trial, ...] = ()  # what became of them, where it is known
     faults: tuple[str, ...] = ()  # drafters that failed in this round, and how; the answer went on without them
 
     @property

@@ -9,7 +9,7 @@ import numpy as np
 
 from edgespec.core.cancel import CancelToken
 from edgespec.core.draft import Draft
-from edgespec.core.drafter import Offer
+from edgespec.core.drafter import Offer, Trial
 from edgespec.core.sampling import Sampling
 from edgespec.core.verdict import Outcome
 
@@ -39,45 +39,62 @@ class NgramDrafter:
         self._sizes = range(max_n, min_n - 1, -1)
         self._known: list[int] = []
         self._behind: dict[tuple[int, ...], int] = {}  # n-gram -> index of the token that followed it last
+        self._offer = Offer(self.name, 0)  # the last one
+        self._looked_at = -1  # length of the text at the last lookup …
+        self._found: int | None = None  # … and what that found
 
     def start(self, prompt_ids: Sequence[int], *, sampling: Sampling, cancel: CancelToken | None = None) -> None:
         if list(prompt_ids[: len(self._known)]) != self._known:
-            self._known, self._behind = [], {}
+            self._known, self._behind, self._looked_at = [], {}, -1
         self._extend(prompt_ids[len(self._known) :])
 
     def offer(self, max_tokens: int) -> Offer:
+        self._offer = Offer(self.name, 0)
         start = self._lookup()
-        if start is None:
-            return Offer(self.name, 0)
-        agreed = self._agreed(start, FROM[-1])
-        level = bisect(FROM, agreed) - 1
-        return Offer(self.name, min(max_tokens, int(TRUST * agreed)), level, EXPECTED[level])
+        if start is not None:
+            agreed = self._agreed(start, FROM[-1])
+            level = bisect(FROM, agreed) - 1
+            self._offer = Offer(self.name, min(max_tokens, int(TRUST * agreed)), level, EXPECTED[level])
+        return self._offer
 
     def next_entropy(self) -> float | None:
         return None
 
     def propose(self, max_tokens: int, rng: np.random.Generator) -> Draft:
-        guess: list[int] = []
-        start = self._lookup()
-        if start is not None:
-            known = self._known
-            for i in range(start, start + min(max_tokens, int(TRUST * self._agreed(start, max_tokens)))):
-                guess.append(known[i] if i < len(known) else guess[i - len(known)])
-        return Draft.chain(guess, context_len=len(self._known), source=self.name)
+        return Draft.chain(self._guess(max_tokens), context_len=len(self._known), source=self.name)
 
-    def observe(self, outcome: Outcome) -> None:
-        self._extend(outcome.verdict.tokens(outcome.draft))
+    def observe(self, outcome: Outcome) -> Trial | None:
+        tokens = outcome.verdict.tokens(outcome.draft)
+        trial = self._trial(tokens)
+        self._extend(tokens)
+        return trial
 
     def close(self) -> None:
         pass
 
+    def _trial(self, tokens: Sequence[int]) -> Trial | None:
+        tested = min(self._offer.tokens or 0, len(tokens))
+        if not tested:
+            return None
+        guess = self._guess(tested)
+        right = next((i for i, (guessed, token) in enumerate(zip(guess, tokens, strict=False)) if guessed != token), tested)
+        return Trial(self.name, self._offer.confidence, tested, right)
+
+    def _guess(self, max_tokens: int) -> list[int]:
+        start, known = self._lookup(), self._known
+        guess: list[int] = []
+        if start is not None:
+            for i in range(start, start + min(max_tokens, int(TRUST * self._agreed(start, max_tokens)))):
+                guess.append(known[i] if i < len(known) else guess[i - len(known)])
+        return guess
+
     def _lookup(self) -> int | None:
         """Index of the token that followed the longest known match."""
         known = self._known
-        for n in self._sizes:
-            if n < len(known) and (at := self._behind.get(tuple(known[-n:]))) is not None:
-                return at
-        return None
+        if self._looked_at != len(known):
+            matches = (self._behind.get(tuple(known[-n:])) for n in self._sizes if n < len(known))
+            self._looked_at, self._found = len(known), next((at for at in matches if at is not None), None)
+        return self._found
 
     def _agreed(self, start: int, enough: int) -> int:
         """Tokens before `start` that agree with the last ones; counting stops at `enough`."""

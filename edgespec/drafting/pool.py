@@ -11,7 +11,7 @@ import numpy as np
 
 from edgespec.core.cancel import CancelToken
 from edgespec.core.draft import Draft
-from edgespec.core.drafter import Drafter, Offer
+from edgespec.core.drafter import Drafter, Offer, Trial
 from edgespec.core.errors import Cancelled, ContractError
 from edgespec.core.sampling import Sampling
 from edgespec.core.verdict import Outcome
@@ -102,15 +102,24 @@ class Pool:
             return False
         return bool(self._guarded(member, lambda _: drafter.draft_ahead(draft, max_tokens, rng)))
 
-    def observe(self, outcome: Outcome) -> None:
+    def observe(self, outcome: Outcome) -> tuple[Trial, ...]:
+        """What became of the offers, of the drafters that know it."""
         self._known += outcome.verdict.tokens(outcome.draft)
+        trials: list[Trial] = []
         for member in self._members.values():
             if member.resting:
                 member.resting -= 1
                 if not member.resting:
                     self._start(member)
-            elif self._guarded(member, lambda drafter: _observed(drafter, outcome)) and outcome.draft.source == member.drafter.name:
+                continue
+            observed = self._guarded(member, lambda drafter: (drafter.observe(outcome),))
+            if observed is None:
+                continue
+            if observed[0] is not None:
+                trials.append(observed[0])
+            if outcome.draft.source == member.drafter.name:
                 member.failures = 0
+        return tuple(trials)
 
     def close(self) -> None:
         for member in self._members.values():
@@ -139,8 +148,3 @@ class Pool:
             self._faults.append(f"{name}: {type(error).__name__}: {error}")
             log.warning("drafter %s failed and rests for %d rounds: %s", name, member.resting, error)
             return None
-
-
-def _observed(drafter: Drafter, outcome: Outcome) -> bool:
-    drafter.observe(outcome)
-    return True

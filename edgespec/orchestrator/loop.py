@@ -101,7 +101,7 @@ def decode(parts: Parts, last: int, *, max_tokens: int, stop_ids: Set[int], hist
         context_len = parts.cache.length
         parts.cache.commit([0, *(node + 1 for node in verdict.kept)])
         parts.state.extend(tokens)
-        parts.drafters.observe(Outcome(draft=draft, verdict=verdict, features=scores.features))
+        trials = parts.drafters.observe(Outcome(draft=draft, verdict=verdict, features=scores.features))
         ended = perf_counter()
 
         last = tokens[-1]
@@ -134,6 +134,7 @@ def decode(parts: Parts, last: int, *, max_tokens: int, stop_ids: Set[int], hist
                 temperature_c=timing.power.temperature_c if timing.power else None,
                 reason=plan.reason,
                 offers=timing.offers,
+                trials=trials,
                 faults=parts.drafters.faults(),
             )
         )

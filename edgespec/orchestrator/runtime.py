@@ -175,7 +175,6 @@ def load(
 
     `draft`: "none", "ngram", another package, "ngram" and a package with a comma between them (the policy chooses every round), or
     "auto": the draft that the package names, if it is installed, and n-grams.
-    `draft`: "none", "ngram", "auto" (the draft the package names if it is installed, else n-gram) or another package.
     `require_unit` ("cpu", "gpu", "npu"): refuse unless it does the largest share of the target's or of the draft model's work, which
     is found out by running them (see `edgespec.core.placement`).
     Raises ArtifactError for missing or damaged packages, CapabilityError for parts that do not fit or cannot run here, ValueError

@@ -34,14 +34,18 @@ class Acceptance:
         """Tested tokens at depth 1 that the belief rests on."""
         return self._scale * self._tested[0] if self._tested else 0.0
 
-    def observe(self, drafted: int, kept: int) -> bool:
-        """One round's chain; True if it made the past implausible, so that most of it was forgotten."""
+    def observe(self, drafted: int, kept: int, *, tested: int | None = None) -> bool:
+        """One round's chain; True if it made the past implausible, so that most of it was forgotten.
+
+        `tested`: how many guesses can be judged, if more than were drafted; `kept` counts those too.
+        """
         if drafted <= 0:
             return False
-        while len(self._tested) < drafted:
+        tested = drafted if tested is None else tested
+        while len(self._tested) < tested:
             self._tested.append(0.0)
             self._kept.append(0.0)
-        changed = self._changed(drafted, kept)
+        changed = self._changed(drafted, min(kept, drafted))
         if changed:
             self.forget(KEPT_AFTER_CHANGE)
         elif self._uneasy():
@@ -50,7 +54,7 @@ class Acceptance:
         self._forget = FORGET if changed else STEADY - CALM * (STEADY - self._forget)
         self._shrink(self._forget)
         one = 1.0 / self._scale
-        for k in range(min(kept + 1, drafted)):
+        for k in range(min(kept + 1, tested)):
             self._tested[k] += one
             if k < kept:
                 self._kept[k] += one

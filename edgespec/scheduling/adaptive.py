@@ -40,11 +40,12 @@ from edgespec.scheduling.memory import DETOUR, FIRST_INTERVAL, HOT, LAST_INTERVA
 ASSUMED_ROW = 0.15  # v(m) = 1 + .15 (m−1) until measured: between a GPU and a CPU
 ESTIMATE_ROUNDS = 8  # of so many an estimate says what rows cost; then what was measured over the straight line says it better
 ASSUMED_DRAFT = 0.1  # a draft step costs this share of a target step until measured
-OPTIMISM = 0.3  # standard deviations of hope for the rest of an offer
+OPTIMISM = 0.2  # standard deviations of hope for the rest of an offer
 WHOLE_MARGIN = 0.05  # loss below which an offer is taken whole
 MARGIN = 0.02  # gain below which the plan does not change
 EXPLORE_SHARE = 0.03  # of the time since the last detour may be lost on the next
 STALE_SAMPLES, STALE_AT_MOST = 40, 300  # a width not seen for so long, per time it was seen, may be looked at again
+PARKED_STALE = 40  # the same while nothing is drafted
 PLAIN_CHECK = 150  # samples after which one row is timed again whatever it costs: every comparison rests on it
 SECOND_OPINION = 8  # plain rounds after a look that went neither well nor badly
 PARKED_SHARE = 0.05  # what such looks may cost at the longest interval, so that a recovery is noticed
@@ -57,6 +58,9 @@ LONGEST_LOOK = 4
 LONG_LOOK_SHARE = 0.3  # of the budget for looks; one node says most of what there is to know
 SURE_TOKENS = 2.5  # expected tokens per round that make it needless to measure plain decoding first
 UNDISTURBED_EVERY = 16  # passes: fewer than `costs.STALE`, so that a width's samples are averaged and lone spikes cut
+FIRST_TOKEN = 0.3  # of the way from another setting's average to plain decoding's cost lies its first token; see docs/log.md
+PLANNING_SHARE = 0.01  # of a round's time; a plan that took more …
+STANDS = 4  # … stands for so many rounds
 ENERGY_WEIGHT: Mapping[str, float] = {"fast": 0.0, "balanced": 0.3, "saver": 0.8}
 
 
@@ -120,9 +124,10 @@ class AdaptivePolicy:
         if not offers:
             return Plan(0, reason="nothing to guess from")
         limit = min(limit, max(limit if offer.tokens is None else offer.tokens for offer in offers))
+        if (standing := _standing(history, state, offers, limit)) is not None:
+            return standing
         memory = self._fold(history)
-        thermal = state.power.thermal if state.power is not None else memory.thermal
-        hot = thermal in HOT
+        hot = (state.power.thermal if state.power is not None else memory.thermal) in HOT
         book = memory.book(hot)
         if self._rated is None or self._rated.profile is not profile:
             self._rated = _Rated(profile)
@@ -130,6 +135,28 @@ class AdaptivePolicy:
         chooser = _Chooser(memory, book, hot, costs, knobs, limit, self._rated.rows, offers, profile.overlap_penalty, setting_of(offers))
         name, gamma, ahead, reason = chooser.choose()
         return Plan(gamma, reason=reason, drafter=name if gamma and name != state.drafter else "", ahead=int(ahead))
+
+
+def _standing(history: Sequence[RoundTrace], state: RoundState, offers: tuple[Offer, ...], limit: int) -> Plan | None:
+    """The plan of a round like this one a moment ago, if to make it took too large a share of that round.
+
+    So a model whose rounds are short is not slowed by thinking about them. What the rounds in between said is learnt with the next
+    plan that is made anew.
+    """
+    setting: Setting | None = None
+    for trace in history[-1 : -1 - STANDS : -1]:
+        if trace.plan_ms <= PLANNING_SHARE * trace.round_ms or DETOUR in trace.reason:
+            continue
+        setting = setting or setting_of(offers)
+        if setting_of(trace.offers) != setting or trace.ahead or (state.power is not None and state.power.thermal != trace.thermal):
+            continue
+        if not trace.planned:
+            return Plan(0, reason=trace.reason)
+        offered = next((offer.tokens for offer in trace.offers if offer.drafter == trace.drafter), None)
+        whole = offered is not None and offered <= trace.planned
+        drafter = trace.drafter if trace.drafter != state.drafter else ""
+        return Plan(limit if whole else min(limit, trace.planned), reason=trace.reason, drafter=drafter)
+    return None
 
 
 @lru_cache(maxsize=64)
@@ -226,7 +253,7 @@ class _Chooser:
         depth = self.limit if offer.tokens is None else min(self.limit, offer.tokens)
         reaches = [1.0] * depth if stated else arm.reaches(depth)
         offers = 1.0 if stated else arm.offers
-        costs, draft = self.costs if hopes is None else self._hoped_costs(), arm.costs(self.hot)
+        costs, draft = self.costs if hopes is None else self._hoped_costs(), self.memory.draft_costs(offer.drafter, self.hot)
         start_ms, node_ms = draft.line if draft.known else (0.0, ASSUMED_DRAFT * costs[0])
         missed_ms = (1.0 - offers) * (costs[0] + arm.miss_ms)
         alphas = self._acceptance(offer, arm, depth + 1) if hopes is None else [*hopes[:depth], hopes[depth - 1]]
@@ -294,15 +321,16 @@ class _Chooser:
         return [(1.0 - weight) * a + weight * e * f / watts for a, e, f in zip(ms, energy, factors, strict=False)]
 
     def _going_rate(self, outlooks: Mapping[str, _Outlook]) -> float:
-        """Cost of the tokens that come next: of those here at their best, and of the settings that usually follow, by how often they do.
+        """What a token accepted now saves: what tokens cost here at their best, and in the settings that usually follow.
 
-        Never more than plain decoding's.
+        Never more than plain decoding's. Where there are only guesses copied from the text, the first in another setting costs more
+        than the average there: whether the match goes on is found out with it.
         """
         (price, at), own = min(((outlook.cheapest(), outlook) for outlook in outlooks.values()), key=lambda pair: pair[0])
         path = self.memory.paths.get(self.setting)
         if path is None or not path.next:
             return price
-        plain = own.cost[0]
+        plain, first = own.cost[0], FIRST_TOKEN if all(outlook.stated for outlook in outlooks.values()) else 0.0
         weight = ENERGY_WEIGHT[self.knobs.energy] if self.memory.watts is not None else 0.0
         cost = tokens = 0.0
         for follower, share in path.next.items():
@@ -310,7 +338,9 @@ class _Chooser:
                 cost, tokens = cost + share * own.cost[at], tokens + share * own.tokens[at]
             else:
                 then = self.memory.paths[follower]
-                cost, tokens = cost + share * plain * then.mixed(weight), tokens + share * then.tokens
+                usual = then.mixed(weight)
+                cost += share * plain * (usual + first * max(0.0, then.tokens - usual))
+                tokens += share * then.tokens
         return min(plain, cost / tokens)
 
     def _value(self, outlook: _Outlook, gamma: int) -> float:
@@ -364,18 +394,22 @@ class _Chooser:
         for other in (gamma + 1, gamma + 2, gamma + 4, *(() if whole else (gamma - 1,)), 0):
             if not 0 <= other <= outlook.most:
                 continue
-            if self._unknown(other + 1) and not self._enclosed(other + 1) and self._loss(outlook, other, gamma) <= budget:
+            unknown = self._unknown(other + 1, parked=gamma == 0) and not self._enclosed(other + 1)
+            if unknown and self._loss(outlook, other, gamma) <= budget:
                 return other
         return None
 
-    def _unknown(self, rows: int) -> bool:
-        """Never measured, or so long ago, for how often it was seen and confirmed, that it is worth a look."""
+    def _unknown(self, rows: int, *, parked: bool) -> bool:
+        """Never measured, or so long ago, for how often it was seen and confirmed, that it is worth a look.
+
+        `parked`: nothing is drafted, so that no other round shows that the width has become cheaper than is believed.
+        """
         samples, age = self.book.samples(rows), self.book.age(rows)
         if samples < 2:
             if rows not in self.rated:
                 return True
             samples, age = 2, min(age, self.book.seen)
-        return age > min(STALE_SAMPLES * samples, STALE_AT_MOST) << self.book.confirmed(rows)
+        return age > (PARKED_STALE if parked else min(STALE_SAMPLES * samples, STALE_AT_MOST)) << self.book.confirmed(rows)
 
     def _enclosed(self, rows: int) -> bool:
         """Long, never measured, and measured closely on both sides: what lies between says enough."""
@@ -387,6 +421,11 @@ class _Chooser:
     def _look_at_parked(self, outlooks: Mapping[str, _Outlook]) -> tuple[str, int, str] | None:
         for offer in self.offers:
             arm = self.memory.arm(offer)
+            if arm.tried and self.memory.draft_costs(offer.drafter, self.hot).known:  # only what rows cost can be news
+                gamma = self._detour(outlooks[offer.drafter], 0)
+                if gamma:
+                    return offer.drafter, gamma, f"{DETOUR} at {gamma} beside 0"
+                continue
             gamma = self._follow_up(offer, arm) if arm.parked == 0 else 0
             if gamma:
                 return offer.drafter, gamma, f"the look at a parked drafter went well: {DETOUR} again"

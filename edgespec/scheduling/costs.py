@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 
-RATE = 0.12  # weight of a new sample once a width is known
-SPIKE = 1.25  # a sample this far off counts for no more than that …
+PACE_RATE = 0.08  # share of what a sample is off by that all widths have in common …
+FRESH_DOUBT = 0.5  # … the first time in an answer, falling from sample to sample to the former …
+OWN_RATE, LOOK_RATE = 0.02, 0.25  # … and what the width itself takes of the rest, once it is known, and if it was long out of use
+SPIKE = 1.25  # a sample this far off counts for nothing …
 BELIEVED = 3  # … until so many say that the level has changed
 STALE = 20  # samples of other widths after which a width's own recent samples say nothing of the present
 STALE_TRUST = 2.0  # a first new sample may move it by this factor at most,
-WELL_KNOWN, WARY = 24, 1.1  # but upwards by no more than this if it has so many: a lone slow run must not put a width out of use
 AS_KNOWN = 1.15  # a look within this factor of the estimate confirms it
 MOST_CONFIRMED = 5
 SIGHTINGS = 9  # of a disturbance that count; the assumption counts as one
@@ -34,9 +35,10 @@ class _Width:
 class RowCosts:
     """Milliseconds by rows scored: an average per width that ignores lone spikes, over a prior shape between the widths.
 
-    Widths in use are independent. One that was not seen for a while follows the pace of those that were: a device that is
-    slowed by heat or load is slower at every width. Only widths in use set the pace, or two that change differently would
-    drag each other about.
+    All widths share a pace, which every sample corrects a little: a device that is slowed by heat or load, or by a longer context,
+    is slower at every width. What a width costs at that pace is its own, and learnt slowly. A jump of one width is taken for its own
+    as well: those in use will soon show whether they jumped too, and only those out of use follow it, by its share of what is in use.
+    With a new answer nothing is in use yet, so that all follow the first that jumps.
     """
 
     def __init__(self) -> None:
@@ -44,6 +46,8 @@ class RowCosts:
         self._known: list[int] = []  # rows of the widths, in order
         self._seen = 0
         self._pace = 0.0  # logarithm of how much slower everything has become
+        self._doubt = FRESH_DOUBT  # share of what a sample is off by that is taken for the pace's
+        self._began = 0  # the sample count when the present answer began
         self._moved = 0  # the sample count at the last jump of a width in use
 
     def copy(self) -> RowCosts:
@@ -51,6 +55,7 @@ class RowCosts:
         twin = RowCosts()
         twin._widths = {rows: replace(width, recent=list(width.recent)) for rows, width in self._widths.items()}
         twin._known, twin._seen, twin._pace, twin._moved = list(self._known), self._seen, self._pace, self._moved
+        twin._doubt, twin._began = self._doubt, self._began
         return twin
 
     @property
@@ -93,20 +98,48 @@ class RowCosts:
             insort(self._known, rows)
         before = self._present(width)
         if self._seen - width.seen > STALE:
-            width.recent = []
             as_known = before / AS_KNOWN < ms < before * AS_KNOWN
             width.confirmed = min(width.confirmed + 1, MOST_CONFIRMED) if as_known else 0
-        width.recent = [*width.recent[1 - BELIEVED :], ms]
-        width.ms = _updated(before, width.recent, width.samples)
+            if width.samples <= BELIEVED:
+                width.recent = []
+            rate = LOOK_RATE
+        else:
+            rate = max(OWN_RATE, 1.0 / (width.samples + 1))
+        width.recent = [*width.recent[1 - BELIEVED :], ms * math.exp(-self._pace)]
         width.seen = self._seen
         width.samples += 1
-        in_use = [other for other in self._widths.values() if self._seen - other.seen <= STALE]
-        if len(width.recent) == BELIEVED:
-            self._pace += math.log(width.ms / before) / len(in_use)
-            if not 1.0 / SPIKE < width.ms / before < SPIKE:
-                self._move()
+        pace = math.exp(self._pace)
+        recent = [*(each * pace for each in width.recent[:-1]), ms]
+        if len(recent) < BELIEVED:
+            width.ms, width.pace = _first(before, recent, width.samples), self._pace
+        elif min(recent) > before * SPIKE:  # a rise must repeat itself: disturbances come in twos
+            self._jump(width, before, min(recent))
+        elif median(recent) < before / SPIKE:
+            self._jump(width, before, median(recent))
+        elif before / SPIKE < ms < before * SPIKE:
+            off = math.log(ms / before)
+            self._pace += self._doubt * off
+            width.ms, width.pace = before * math.exp((self._doubt + (1.0 - self._doubt) * rate) * off), self._pace
+            self._doubt = max(PACE_RATE, self._doubt / (1.0 + self._doubt))
+
+    def begin(self) -> None:
+        """Another answer: at another context length, and perhaps hours later, all widths may have another pace."""
+        self._doubt = max(self._doubt, FRESH_DOUBT)
+        self._began = self._seen + 1
+
+    def _jump(self, width: _Width, before: float, ms: float) -> None:
+        """One width has another level."""
+        since = max(self._began, self._seen - STALE)
+        in_use = [other for other in self._widths.values() if other.seen >= since]
+        for other in in_use:
+            other.ms = self._present(other)
+        width.ms = ms
+        self._pace += math.log(ms / before) / len(in_use)
         for other in in_use:
             other.pace = self._pace
+        self._moved = self._seen
+        for other in self._widths.values():
+            other.confirmed = 0
 
     def skip(self) -> None:
         """A disturbed pass: it says nothing of what rows cost, but all that is known is one pass older."""
@@ -124,11 +157,6 @@ class RowCosts:
         at_below, at_above = self._present(self._widths[below]), self._present(self._widths[above])
         on_line = at_below + (rows - below) / (above - below) * (at_above - at_below)
         return on_line if rows < above else max(at_below, at_above, on_line)
-
-    def _move(self) -> None:
-        self._moved = self._seen
-        for width in self._widths.values():
-            width.confirmed = 0
 
     def _present(self, width: _Width) -> float:
         return width.ms if width.pace == self._pace else width.ms * math.exp(self._pace - width.pace)
@@ -159,18 +187,10 @@ class RowCosts:
         return self._present(self._widths[rows]) / shape[min(rows, len(shape)) - 1]
 
 
-def _updated(before: float, recent: Sequence[float], known: int) -> float:
-    """The new average of a width of so many `known` samples after its `recent` ones, the newest last."""
-    if len(recent) < BELIEVED:
-        least = min(recent)  # first runs are slow for reasons of their own
-        most = STALE_TRUST if known < BELIEVED else SPIKE if known < WELL_KNOWN else WARY
-        return min(max(least, before / STALE_TRUST), before * most)
-    if min(recent) > before * SPIKE:  # a rise must repeat itself: disturbances come in twos
-        return min(recent)
-    if median(recent) < before / SPIKE:
-        return median(recent)
-    newest = min(max(recent[-1], before / SPIKE), before * SPIKE)
-    return before + RATE * (newest - before)
+def _first(before: float, recent: Sequence[float], samples: int) -> float:
+    """The level of a width that was seen seldom: the least of what was seen, first runs being slow for reasons of their own."""
+    most = STALE_TRUST if samples <= BELIEVED else SPIKE
+    return min(max(min(recent), before / STALE_TRUST), before * most)
 
 
 FORGET = 0.95  # per drafting round

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Self
 
-from edgespec.core.drafter import Offer
+from edgespec.core.drafter import Offer, Trial
 from edgespec.core.trace import RoundTrace
 from edgespec.scheduling.acceptance import Acceptance
 from edgespec.scheduling.costs import Disturbance, DraftCosts, RowCosts, ahead_ms
@@ -40,8 +40,7 @@ class Arm:
     """What the history says of one drafter at one level of confidence."""
 
     acceptance: Acceptance
-    cool: DraftCosts = field(default_factory=DraftCosts)
-    hot: DraftCosts | None = None
+    tried: bool = False  # what becomes of its offers is known without asking it
     asked: float = 0.0  # rounds it was asked, discounted
     offered: float = 0.0  # those in which it offered nodes
     miss_ms: float = 0.0
@@ -63,7 +62,7 @@ class Arm:
     def unknown(self) -> bool:
         return self.acceptance.weight == 0.0
 
-    def observe(self, trace: RoundTrace, *, stated: bool) -> None:
+    def observe(self, trace: RoundTrace, trial: Trial | None, *, stated: bool) -> None:
         """A round in which it was asked. `stated`: its offer said how long it was, so that there is no length to learn."""
         self.asked = 0.95 * self.asked + 1.0
         self.offered = 0.95 * self.offered + (trace.drafted > 0)
@@ -72,7 +71,8 @@ class Arm:
             self.last_miss_ms = trace.draft_ms
             return
         if self.parked >= FIRST_INTERVAL:
-            self.acceptance.forget(LOOK_WEIGHT)
+            if not self.tried:
+                self.acceptance.forget(LOOK_WEIGHT)
             self.looks, self.streak = self.looks + 1, 0
             self.run_kept = self.run_refused = 0
         self.parked = 0
@@ -81,11 +81,11 @@ class Arm:
         self.run_refused += trace.kept < trace.drafted
         if self.streak > FIRST_INTERVAL:
             self.looks = 0
-        if not trace.predrafted:  # else it cost nothing, or a wait
-            if trace.thermal in HOT:
-                self.hot = self.hot or DraftCosts()
-            self.costs(trace.thermal in HOT).observe(trace.drafted, trace.draft_ms - trace.offer_ms)
-        self.acceptance.observe(trace.drafted, trace.kept)
+        if trial is None:
+            self.acceptance.observe(trace.drafted, trace.kept)
+        else:
+            self.tried = True
+            self.acceptance.observe(trace.drafted, trial.right, tested=max(trace.drafted, trial.tested))
         if stated:
             return
         while len(self.allowed) < trace.planned:
@@ -95,8 +95,10 @@ class Arm:
             self.allowed[k] = 0.95 * self.allowed[k] + 1.0
             self.long_enough[k] = 0.95 * self.long_enough[k] + (trace.drafted > k)
 
-    def costs(self, hot: bool) -> DraftCosts:
-        return self.cool if not hot or self.hot is None else self.hot
+    def overhear(self, trial: Trial) -> None:
+        """A round in which it was not asked, and is known to have been right or wrong."""
+        self.tried = True
+        self.acceptance.observe(trial.tested, trial.right)
 
     @property
     def promising(self) -> bool:
@@ -121,6 +123,24 @@ class Arm:
         """Chance that an offer has at least 1, 2, … nodes if `depth` are allowed; like the last known depth beyond it."""
         known = [(n + 0.5) / (of + 0.5) for n, of in zip(self.long_enough[:depth], self.allowed, strict=False)]
         return known + [known[-1] if known else 1.0] * (depth - len(known))
+
+
+@dataclass(slots=True)
+class Drafting:
+    """What a drafter's guesses cost, at whatever level of confidence."""
+
+    cool: DraftCosts = field(default_factory=DraftCosts)
+    hot: DraftCosts | None = None
+
+    def observe(self, trace: RoundTrace) -> None:
+        if trace.predrafted or not trace.drafted:  # made ahead it cost nothing, or a wait
+            return
+        if trace.thermal in HOT:
+            self.hot = self.hot or DraftCosts()
+        self.costs(trace.thermal in HOT).observe(trace.drafted, trace.draft_ms - trace.offer_ms)
+
+    def costs(self, hot: bool) -> DraftCosts:
+        return self.cool if not hot or self.hot is None else self.hot
 
 
 @dataclass(slots=True)
@@ -155,6 +175,7 @@ class Memory:
     beside: Disturbance = field(default_factory=Disturbance)  # of the target's time by a drafter at work
     beside_energy: Disturbance = field(default_factory=Disturbance)
     arms: dict[ArmKey, Arm] = field(default_factory=dict[ArmKey, Arm])
+    drafting: dict[str, Drafting] = field(default_factory=dict[str, Drafting])  # by drafter
     paths: dict[Setting, Path] = field(default_factory=dict[Setting, Path])
     lately: Path | None = None  # of the last round
     thermal: str | None = None
@@ -165,6 +186,10 @@ class Memory:
     def arm(self, offer: Offer) -> Arm:
         """What is known of this drafter at this level; nothing is stored for one that was never asked."""
         return self.arms.get(arm_of(offer)) or Arm.new(offer)
+
+    def draft_costs(self, drafter: str, hot: bool) -> DraftCosts:
+        """What is known of them; nothing is stored for a drafter that was never asked."""
+        return (self.drafting.get(drafter) or Drafting()).costs(hot)
 
     def path(self, setting: Setting) -> Path:
         return self.paths.setdefault(setting, Path())
@@ -179,6 +204,9 @@ def learn(memory: Memory, trace: RoundTrace) -> Memory:
     if trace.round == 0:
         for arm in memory.arms.values():
             arm.acceptance.forget(CARRIED)
+        for book in (memory.cool, memory.hot):
+            if book is not None:
+                book.begin()
     target_ms = trace.verify_ms + trace.judge_ms + trace.commit_ms
     hot = trace.thermal in HOT
     memory.thermal = trace.thermal
@@ -192,10 +220,17 @@ def learn(memory: Memory, trace: RoundTrace) -> Memory:
         memory.lost_ms = max(0.0, memory.lost_ms + round_ms - trace.emitted * plain_ms)
     _learn_energy(memory, trace, target_ms + trace.draft_ms)
     asked: Arm | None = None
+    trials = {trial.drafter: trial for trial in trace.trials}
     for offer in offers:
+        trial = trials.get(offer.drafter)
         if trace.planned > 0 and offer.drafter == trace.drafter:
             asked = memory.arms.setdefault(arm_of(offer), memory.arm(offer))
-            asked.observe(trace, stated=offer.tokens is not None)
+            asked.observe(trace, trial, stated=offer.tokens is not None)
+            memory.drafting.setdefault(offer.drafter, Drafting()).observe(trace)
+        elif trial is not None:
+            overheard = memory.arms.setdefault(arm_of(offer), memory.arm(offer))
+            overheard.overhear(trial)
+            overheard.rest()
         elif offer.tokens != 0 and (known := memory.arms.get(arm_of(offer))) is not None:
             known.rest()
     setting = setting_of(offers)
@@ -246,7 +281,7 @@ def _keep_pace(memory: Memory, path: Path, trace: RoundTrace, asked: Arm | None,
         return
     path.cost, path.tokens = row_ms / plain_ms, 1.0
     if asked is not None and trace.drafted:
-        costs, reach = asked.costs(hot), 1.0
+        costs, reach = memory.draft_costs(trace.drafter, hot), 1.0
         *alphas, behind = asked.acceptance.alphas(trace.drafted + 1)
         for alpha in alphas:
             reach *= alpha

@@ -67,6 +67,8 @@ def test_a_replay_is_the_session(drafter: str, draft_context: int, max_tokens: i
         assert (most if offer.tokens is None else offer.tokens) == (most if told.tokens is None else told.tokens)
         assert (offer.confidence, offer.expected) == (told.confidence, told.expected)
         assert reader.step(drafter, trace.planned) == (trace.drafted, trace.kept)
+        assert reader.trials() == tuple(trial for trial in trace.trials if trial.drafter == drafter)
+    assert any(trace.trials for trace in real.traces) == (drafter == "ngram")
     assert reader.position == 0, "the answer is over, and the next one begins"
     assert sum(trace.kept for trace in real.traces) > 0 and any(trace.kept < trace.drafted for trace in real.traces)
 

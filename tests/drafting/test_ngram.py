@@ -62,6 +62,24 @@ def test_what_was_observed_is_as_if_it_had_stood_in_the_prompt(known: list[int],
     assert drafter.propose(more, RNG).token_ids.tolist() == guess(known, more)
 
 
+@given(st.lists(st.integers(0, 2), min_size=2, max_size=60), st.integers(1, 4), st.integers(0, 5), st.data())
+def test_what_became_of_an_offer_is_known_without_asking_for_it(known: list[int], most: int, drafted: int, data: st.DataObject) -> None:
+    """Whoever drafted, and however much: the tokens that came out are compared with what it would have guessed."""
+    cut = data.draw(st.integers(1, len(known) - 1))
+    drafter = NgramDrafter()
+    drafter.start(known[:cut], sampling=Sampling())
+    offer, would = drafter.offer(most), drafter.propose(most, RNG).token_ids.tolist()
+    tokens = known[cut : cut + 1 + drafted]
+    draft = Draft.chain(tokens[:-1], context_len=cut, source="another")
+    trial = drafter.observe(Outcome(draft=draft, verdict=Verdict(tuple(range(len(draft))), tokens[-1], "bonus")))
+    if not would:
+        assert trial is None
+        return
+    assert trial is not None and (trial.drafter, trial.confidence) == ("ngram", offer.confidence)
+    assert trial.tested == min(len(would), len(tokens))
+    assert trial.right == next((i for i in range(trial.tested) if would[i] != tokens[i]), trial.tested)
+
+
 def test_a_new_prompt_forgets_the_old_one_and_a_longer_one_goes_on() -> None:
     drafter = NgramDrafter()
     drafter.start([1, 2, 3, 1], sampling=Sampling())

@@ -8,7 +8,7 @@ import pytest
 
 from edgespec.core.cancel import CancelToken
 from edgespec.core.draft import Draft
-from edgespec.core.drafter import Drafter, Offer
+from edgespec.core.drafter import Drafter, Offer, Trial
 from edgespec.core.errors import Cancelled, ContractError
 from edgespec.core.plan import Knobs, Plan
 from edgespec.core.sampling import Sampling, SamplingState
@@ -57,9 +57,9 @@ class Fragile:
         self._count("propose")
         return self.inner.propose(max_tokens, rng)
 
-    def observe(self, outcome: Outcome) -> None:
+    def observe(self, outcome: Outcome) -> Trial | None:
         self._count("observe")
-        self.inner.observe(outcome)
+        return self.inner.observe(outcome)
 
     def close(self) -> None:
         self._count("close")
@@ -113,6 +113,18 @@ def test_drafters_that_take_turns_stay_in_step() -> None:
     assert asked and all(t.kept == t.drafted > 0 for t in asked)
     assert draft.rows < 2 * (len(PROMPT) + 40), "what both have read is read once"
     assert {offer.drafter for offer in rounds[0].trace.offers} == {"model", "ngram"}
+
+
+def test_a_round_tells_what_became_of_guesses_that_nobody_asked_for() -> None:
+    rounds = rounds_of(Pool(ModelDrafter(toy_lm(3)), NgramDrafter()), Turns("model", "ngram"))
+    tried = [(r.trace, trial) for r in rounds for trial in r.trace.trials]
+    assert {trace.drafter for trace, _ in tried} == {"model", "ngram"} and {trial.drafter for _, trial in tried} == {"ngram"}
+    for trace, trial in tried:
+        offer = next(offer for offer in trace.offers if offer.drafter == "ngram")
+        assert trial.confidence == offer.confidence and 0 < trial.tested <= min(offer.tokens or 0, trace.emitted)
+        assert 0 <= trial.right <= trial.tested
+        if trace.drafter == "ngram":
+            assert trial.right == trace.kept or (trace.kept == trace.drafted and trial.right == trace.kept + 1)
 
 
 @pytest.mark.parametrize("verb", ["start", "offer", "next_entropy", "propose", "observe"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -308,6 +309,7 @@ def test_what_a_closed_session_learnt_goes_on_in_the_next_without_being_read_aga
         return learn(memory, trace)
 
     monkeypatch.setattr(adaptive, "learn", counting)
+    monkeypatch.setattr(adaptive, "PLANNING_SHARE", math.inf)  # beside a toy's passes planning takes long
     runtime, rounds = with_self_draft(lambda: toy_lm(2)), 0
     for _ in range(4):
         with runtime.session() as session:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.core.device import DeviceProfile, UnitProfile
-from edgespec.core.drafter import Offer
+from edgespec.core.drafter import Offer, Trial
 from edgespec.core.plan import Knobs
 from edgespec.core.trace import RoundTrace
 from edgespec.scheduling.adaptive import AdaptivePolicy
@@ -190,6 +190,69 @@ def test_each_level_of_confidence_is_a_bet_of_its_own() -> None:
     assert set(chosen[0]) == {0} and len(chosen[1]) > 100 < len(chosen[4])
     assert chosen[1][40:].count(0) > 0.9 * len(chosen[1][40:])
     assert np.mean(chosen[4][40:]) > 11
+
+
+def test_a_drafter_whose_guesses_are_known_anyway_is_not_looked_at() -> None:
+    """While its guesses fail it is not asked, and once they come true it is, without a look in between."""
+    policy, rng, history = AdaptivePolicy(), np.random.default_rng(0), list[RoundTrace]()
+    offers = (Offer("ngram", 1, 1, 0.3),)
+
+    def rounds(n: int, acceptance: float) -> list[RoundTrace]:
+        for i in range(len(history), len(history) + n):
+            plan = policy(history, made_state(drafter="ngram", offers=offers), GENERIC, Knobs())
+            right = int(rng.random() < acceptance)
+            kept = min(right, plan.draft_tokens)
+            verify_ms = (13.0 if plan.draft_tokens else 10.0) * (1.0 + 0.02 * rng.standard_normal())
+            trace = made_round(i, planned=plan.draft_tokens, kept=kept, verify_ms=verify_ms, drafter="ngram")
+            trials = (Trial("ngram", 1, 1, right),)
+            history.append(replace(trace, reason=plan.reason, offers=offers, trials=trials))
+        return history[-n:]
+
+    assert planned(rounds(300, 0.05)[-200:]).count(1) <= 6, "now and then, to see what two rows cost"
+    back = planned(rounds(100, 0.9))
+    assert back[20:].count(1) > 70
+    assert planned(rounds(300, 0.05)[-200:]).count(1) <= 6
+
+
+def test_rows_that_became_cheaper_while_nothing_was_drafted_are_found() -> None:
+    policy, history, offers = AdaptivePolicy(), list[RoundTrace](), (Offer("ngram", 1, 1, 0.3),)
+
+    def rounds(n: int, two_ms: float) -> list[RoundTrace]:
+        for i in range(len(history), len(history) + n):
+            plan = policy(history, made_state(drafter="ngram", offers=offers), GENERIC, Knobs())
+            right, gamma = int(i % 5 < 2), plan.draft_tokens
+            trace = made_round(i, planned=gamma, kept=min(right, gamma), verify_ms=two_ms if gamma else 10.0, drafter="ngram")
+            history.append(replace(trace, reason=plan.reason, offers=offers, trials=(Trial("ngram", 1, 1, right),)))
+        return history[-n:]
+
+    assert planned(rounds(400, 16.0)[-200:]).count(1) <= 8
+    assert planned(rounds(400, 12.0)[-100:]).count(1) >= 90
+
+
+@pytest.mark.parametrize(("plan_ms", "anew"), [(0.05, 200), (0.2, 57)])
+def test_a_plan_that_took_too_much_of_its_round_stands_for_the_next_of_its_kind(plan_ms: float, anew: int) -> None:
+    """At most four rounds, each kind apart; whoever plans from the same rounds plans the same."""
+    policy, history = AdaptivePolicy(), list[RoundTrace]()
+    made = 0
+    for i in range(200):
+        level = 1 + (i // 7) % 2
+        offers = (Offer("ngram", 2 * level + i % 2, level),)
+        state = made_state(drafter="ngram", offers=offers)
+        plan = policy(history, state, GENERIC, Knobs())
+        assert plan == AdaptivePolicy()(history, state, GENERIC, Knobs())
+        recent = [trace for trace in history[-4:] if trace.plan_ms > 0.1 and "looking" not in trace.reason]
+        like = [trace for trace in recent if trace.offers[0].confidence == level]
+        if like:
+            whole = like[-1].planned >= (like[-1].offers[0].tokens or 0)
+            assert plan.draft_tokens == (offers[0].tokens if whole else min(like[-1].planned, offers[0].tokens or 0))
+            assert plan.reason == like[-1].reason
+        made += not like
+        kept = min(plan.draft_tokens, 2 * level)
+        trace = made_round(i, planned=plan.draft_tokens, kept=kept, verify_ms=9.0 + 0.5 * plan.draft_tokens, drafter="ngram")
+        trace = replace(trace, reason=plan.reason, offers=offers, plan_ms=0.0 if like else plan_ms)
+        history.append(replace(trace, round_ms=trace.round_ms + trace.plan_ms))
+    assert abs(made - anew) <= 15
+    assert planned(history)[-20:] == [offer.tokens for trace in history[-20:] for offer in trace.offers]
 
 
 def test_good_rounds_are_stretched_while_a_token_costs_more_elsewhere() -> None:

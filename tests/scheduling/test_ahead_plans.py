@@ -96,12 +96,12 @@ def test_disturbed_passes_and_free_drafts_teach_nothing_but_the_disturbance() ->
         learn(memory, replace(made_round(i, planned=4, kept=4, draft_ms=8.0, verify_ms=20.0), energy_mj=100.0))
     for i in range(5, 15):
         learn(memory, ahead_round(i, energy_mj=130.0))
-    arm = memory.arms["model", 0]
+    costs = memory.draft_costs("model", hot=False)
     assert memory.cool.ms(5) == pytest.approx(20.0) and memory.cool.age(5) == 10
-    assert arm.cool.ms(4) == pytest.approx(8.0)
+    assert costs.ms(4) == pytest.approx(8.0)
     assert memory.beside.factor(1.0) == pytest.approx(1.45) and memory.beside_energy.factor(1.0) == pytest.approx(1.27)
     learn(memory, replace(made_round(15, planned=4, draft_ms=9.5, verify_ms=20.0), offer_ms=1.5))
-    assert arm.cool.ms(4) == pytest.approx(8.0), "stopping what was made ahead is no part of making a draft"
+    assert costs.ms(4) == pytest.approx(8.0), "stopping what was made ahead is no part of making a draft"
 
 
 def test_a_disturbance_is_a_median_with_an_assumption_that_returns() -> None:

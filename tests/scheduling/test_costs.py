@@ -100,6 +100,16 @@ def test_acceptance_is_learnt_by_depth(alpha: float) -> None:
     assert all(a < b <= 1.0 for a, b in zip(found, raised, strict=True))
 
 
+def test_guesses_beyond_the_draft_count_where_the_answer_shows_them() -> None:
+    """The token after a draft that was kept whole tells whether one more guess would have been right."""
+    seen, alone = Acceptance(), Acceptance()
+    for i in range(60):
+        seen.observe(1, 1 + i % 2, tested=2)
+        alone.observe(1, 1)
+    assert seen.alphas(1) == alone.alphas(1)
+    assert seen.alphas(2)[1] == pytest.approx(0.5, abs=0.1) and alone.alphas(2)[1] > 0.9
+
+
 def test_a_change_is_noticed_within_a_few_rounds() -> None:
     seen = Acceptance()
     for _ in range(200):
@@ -132,6 +142,47 @@ def test_widths_in_use_do_not_drag_each_other() -> None:
         book.observe(1, 10.0)
         book.observe(4, 60.0)
     assert book.ms(1) == pytest.approx(10.0) and book.ms(4) == pytest.approx(60.0, rel=0.01)
+
+
+def test_what_slows_all_widths_is_told_by_any_of_them() -> None:
+    """A context that grows, say: widths in use are told apart no less well for it, and one out of use goes along."""
+    book, rng = RowCosts(), np.random.default_rng(0)
+    for _ in range(4):
+        book.observe(16, 40.0)
+    for i in range(400):
+        rows, ms = (1, 10.0) if rng.random() < 0.5 else (4, 14.0)
+        book.observe(rows, ms * (1.0 + i / 1000) * (1.0 + 0.03 * rng.standard_normal()))
+    one, four, sixteen = book.ms(1), book.ms(4), book.ms(16)
+    assert one and four and sixteen
+    assert one == pytest.approx(14.0, rel=0.04)
+    assert four / one == pytest.approx(1.4, rel=0.02) and sixteen / one == pytest.approx(4.0, rel=0.06)
+
+
+@pytest.mark.parametrize("factor", [0.7, 0.9, 1.2, 1.5])
+def test_another_answer_finds_another_pace_for_all_widths(factor: float) -> None:
+    """Another context length makes every width dearer or cheaper, those in use at the end of the last answer too."""
+    book = RowCosts()
+    for _ in range(40):
+        for rows in (1, 2, 4):
+            book.observe(rows, 10.0 + rows)
+    book.begin()
+    for _ in range(6):
+        book.observe(1, 11.0 * factor)
+    assert [book.ms(rows) for rows in (1, 2, 4)] == pytest.approx([ms * factor for ms in (11.0, 12.0, 14.0)], rel=0.03)
+    assert book.copy().curve(LINE) == book.curve(LINE)
+
+
+def test_one_look_at_a_width_that_is_well_known_changes_it_little() -> None:
+    book = RowCosts()
+    for _ in range(20):
+        book.observe(1, 10.0)
+        book.observe(4, 14.0)
+    for _ in range(30):
+        book.observe(1, 10.0)
+    book.observe(4, 17.0)
+    assert 14.0 < (book.ms(4) or 0.0) < 15.2 and book.ms(1) == pytest.approx(10.0, rel=0.02)
+    book.observe(4, 70.0)
+    assert (book.ms(4) or 0.0) < 15.2, "a lone spike counts for nothing"
 
 
 def test_looks_that_find_what_was_known_count_until_something_moves() -> None:
