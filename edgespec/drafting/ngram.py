@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from edgespec.core.cancel import CancelToken
-from edgespec.core.draft import Draft
+from edgespec.core.draft import Draft, common_prefix
 from edgespec.core.drafter import Offer, Trial
 from edgespec.core.sampling import Sampling
 from edgespec.core.verdict import Outcome
@@ -76,9 +76,7 @@ class NgramDrafter:
         tested = min(self._offer.tokens or 0, len(tokens))
         if not tested:
             return None
-        guess = self._guess(tested)
-        right = next((i for i, (guessed, token) in enumerate(zip(guess, tokens, strict=False)) if guessed != token), tested)
-        return Trial(self.name, self._offer.confidence, tested, right)
+        return Trial(self.name, self._offer.confidence, tested, common_prefix(self._guess(tested), tokens))
 
     def _guess(self, max_tokens: int) -> list[int]:
         start, known = self._lookup(), self._known

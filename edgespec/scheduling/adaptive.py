@@ -15,7 +15,9 @@ the outcome foreseen comes true with Π_{i<=γ+1} α_i.
 
 Three habits keep it honest. It stays with what it does unless another length is clearly better. It looks beside its path only
 when the expected loss is paid for by the time since it last did (3 %). A drafter that does not pay is parked and looked at
-again at growing intervals, bounded so that a recovery is noticed.
+again at growing intervals, bounded so that a recovery is noticed; one whose guesses are known without asking it need not be.
+
+Where making a plan takes too large a share of a round, it stands for the next few of its kind.
 
 Not modelled: tree drafts count as chains of their nodes.
 """

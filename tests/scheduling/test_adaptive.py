@@ -13,6 +13,7 @@ from edgespec.core.device import DeviceProfile, UnitProfile
 from edgespec.core.drafter import Offer, Trial
 from edgespec.core.plan import Knobs
 from edgespec.core.trace import RoundTrace
+from edgespec.scheduling import adaptive
 from edgespec.scheduling.adaptive import AdaptivePolicy
 from edgespec.scheduling.fixed import FixedPolicy
 from edgespec.scheduling.parse import parse_policy
@@ -230,10 +231,14 @@ def test_rows_that_became_cheaper_while_nothing_was_drafted_are_found() -> None:
 
 
 @pytest.mark.parametrize(("plan_ms", "anew"), [(0.05, 200), (0.2, 57)])
-def test_a_plan_that_took_too_much_of_its_round_stands_for_the_next_of_its_kind(plan_ms: float, anew: int) -> None:
+def test_a_plan_that_took_too_much_of_its_round_stands_for_the_next_of_its_kind(
+    plan_ms: float, anew: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """At most four rounds, each kind apart; whoever plans from the same rounds plans the same."""
     policy, history = AdaptivePolicy(), list[RoundTrace]()
-    made = 0
+    made, prices = 0, list[float]()
+    rate = adaptive._Chooser._going_rate
+    monkeypatch.setattr(adaptive._Chooser, "_going_rate", lambda self, outlooks: prices.append(rate(self, outlooks)) or prices[-1])
     for i in range(200):
         level = 1 + (i // 7) % 2
         offers = (Offer("ngram", 2 * level + i % 2, level),)
@@ -252,6 +257,7 @@ def test_a_plan_that_took_too_much_of_its_round_stands_for_the_next_of_its_kind(
         trace = replace(trace, reason=plan.reason, offers=offers, plan_ms=0.0 if like else plan_ms)
         history.append(replace(trace, round_ms=trace.round_ms + trace.plan_ms))
     assert abs(made - anew) <= 15
+    assert len(prices) == 2 * made, "by both policies, and only where no plan stands"
     assert planned(history)[-20:] == [offer.tokens for trace in history[-20:] for offer in trace.offers]
 
 
